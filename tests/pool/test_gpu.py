@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import gpupool
-from gpupool import SpmdError, TrainingOptions
+from gpupool import TrainingOptions
 from gpupool.core.errors import PlacementError
 from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.machine.topology import Gpu
@@ -74,23 +73,6 @@ def test_a_rank_beyond_the_gpus_is_there_and_takes_no_part_in_training(gpu: Gpu)
         assert gpupool.predict(result.model, samples(5)).shape == (5, 3)
 
 
-def test_a_gpu_that_waits_for_a_rank_without_is_freed(gpu: Gpu) -> None:
-    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
-        with pytest.raises(SpmdError, match="rank 1: ValueError: one"):
-            pool.run(f"kept = rank\nif rank == 1: raise ValueError('one')\n{SUM}", timeout_s=60)
-        assert pool.generation == 2
-        assert dict(pool.run(SUM)) == {0: 2.0, 1: 2.0}
-        assert dict(pool.run("kept")) == {0: 0, 1: 1}
-
-
-def test_a_gpu_that_is_hidden_is_refused(gpu: Gpu) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with raises(PlacementError, "unusable", gpu.uuid, shown="CUDA_VISIBLE_DEVICES"):
-        gpupool.start(gpus=gpu.uuid)
-    with raises(PlacementError, "no GPU", "device", shown="CUDA_VISIBLE_DEVICES"):
-        gpupool.start(device="gpu")
-
-
 OTHER = """
 import sys, time
 import gpupool
@@ -120,18 +102,3 @@ def test_a_script_for_torchrun_uses_its_gpu_by_its_local_rank(gpu: Gpu) -> None:
         assert pool.run("dist.init_process_group('nccl'); dist.get_backend_config()")[0] == (
             "cpu:gloo,cuda:nccl"
         )
-
-
-def test_a_rank_without_a_gpu_may_stand_beside_one_that_sets_its_device(gpu: Gpu) -> None:
-    code = (
-        "import os\nlocal = int(os.environ['LOCAL_RANK'])\n"
-        "if torch.cuda.is_available(): torch.cuda.set_device(local)\nlocal"
-    )
-    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
-        assert dict(pool.run(code)) == {0: 0, 1: 1}
-        ask = "import datetime; dist.init_process_group(timeout=datetime.timedelta(minutes=1))"
-        assert dict(pool.run(f"{ask}\n{SUM}")) == {0: 2.0, 1: 2.0}
-        options = TrainingOptions(batch_size=8, epochs=1, lr=0.1)
-        result = gpupool.train(network(), samples(32), options=options)  # on rank 0 alone
-        assert result.history.start is not None
-        assert result.history.start.world_size == 1

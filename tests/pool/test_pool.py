@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import pytest
 
 import gpupool
-from gpupool import Pool, PoolError, PoolOptions, PoolStartError, SpmdError
+from gpupool import Pool, PoolError, PoolStartError, SpmdError
 from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
 from gpupool.core.wire.calls import Look, RunSource
 from gpupool.core.wire.requests import Interrupt
@@ -28,7 +27,6 @@ from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import (
     engine_pid,
     family,
-    files_in,
     folder_of,
     gone,
     members,
@@ -36,7 +34,6 @@ from tests.support.processes import (
     reach,
     reached,
     until,
-    wait_for,
 )
 from tests.support.raising import raises, same_on
 
@@ -67,16 +64,6 @@ def test_names_in_a_cell(pool2: Pool) -> None:
     assert pool2.run(code)[1] == (1, 2, 1, "cpu", "torch", 1)
 
 
-def test_torchruns_names_are_in_the_environment(pool2: Pool) -> None:
-    code = "import os; [os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')]"
-    assert dict(pool2.run(code)) == {0: ["0", "2", "0"], 1: ["1", "2", "1"]}
-
-
-def test_variables_stay_from_cell_to_cell(pool2: Pool) -> None:
-    pool2.run("kept = 10 + rank")
-    assert dict(pool2.run("kept")) == {0: 10, 1: 11}
-
-
 def test_a_cell_gives_value_text_and_times(pool2: Pool) -> None:
     result = pool2.run("print('hello from', rank)\n'v' * (rank + 1)")
     assert dict(result) == {0: "v", 1: "vv"}
@@ -86,18 +73,6 @@ def test_a_cell_gives_value_text_and_times(pool2: Pool) -> None:
     assert 0 <= result.rank_elapsed_s(0) <= result.elapsed_s < SOON_S
 
 
-def test_a_cell_without_a_value(pool2: Pool) -> None:
-    result = pool2.run("nothing = 1")
-    assert (result[0], result.value_text(0), result.text(0)) == (None, "", "")
-
-
-def test_a_value_that_cannot_travel_stays_and_says_so(pool2: Pool) -> None:
-    result = pool2.run("import threading; threading.Lock()")
-    assert "lock object" in result.value_text(0)
-    with raises(PoolError, "no value", ranks=(0,)):
-        result[0]
-
-
 def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
     offset = {"by": 100}
 
@@ -105,12 +80,6 @@ def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
         return a + b + offset["by"]
 
     assert dict(pool2.run(add, 1, b=2)) == {0: 103, 1: 103}
-
-
-def test_a_function_returns_more_than_a_cell_sends_along(pool2: Pool) -> None:
-    assert len(pool2.run(lambda: bytes(3_000_000))[1]) == 3_000_000
-    with raises(PoolError, "no value", ranks=(1,)):
-        pool2.run("bytes(3_000_000)")[1]
 
 
 def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
@@ -123,52 +92,7 @@ def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
         pool2.run("rank", ranks=2)
 
 
-def test_top_level_await_and_magics_work_in_a_cell(pool2: Pool) -> None:
-    assert pool2.run("import asyncio\nawait asyncio.sleep(0.01, 'slept')")[0] == "slept"
-    assert "/" in pool2.run("%pwd")[0]
-
-
-def test_the_ranks_work_in_the_notebooks_folder_and_see_its_modules(pool2: Pool) -> None:
-    cwd, path = pool2.run("import os, sys; os.getcwd(), sys.path")[0]
-    assert cwd == os.getcwd()
-    assert {entry for entry in sys.path if entry} <= set(path)
-
-
 # ---- output ----------------------------------------------------------------------------------
-
-
-def test_stdout_and_stderr_come_as_text_of_their_rank(pool2: Pool) -> None:
-    result = pool2.run("import sys; print('out', rank); print('err', rank, file=sys.stderr)")
-    for rank in (0, 1):
-        assert sorted(result.text(rank).splitlines()) == [f"err {rank}", f"out {rank}"]
-
-
-def test_the_output_of_a_subprocess_comes_too(pool2: Pool) -> None:
-    assert pool2.run("!echo from the shell").text(0).strip() == "from the shell"
-
-
-def test_the_output_of_c_code_comes_too(pool2: Pool) -> None:
-    result = pool2.run("import os, time\nos.write(1, b'from C\\n')\ntime.sleep(0.5)")
-    assert result.text(1) == "from C\n"
-
-
-def test_endless_output_is_bounded_and_its_beginning_and_end_are_kept(pool2: Pool) -> None:
-    code = "print('the beginning')\nfor i in range(15): print('x' * 99_999)\nprint('the end')"
-    result = pool2.run(code, ranks=0)
-    assert result.text(0).startswith("the beginning\n")
-    assert "characters left out" in result.text(0)
-    assert result.text(0).endswith("the end\n")
-    assert len(result.text(0)) < 1_100_000
-
-
-def test_a_progress_bar_is_left_as_a_terminal_leaves_it(pool2: Pool) -> None:
-    code = "for i in range(101): print(f'\\r{i} %', end='')\nprint('\\ndone')"
-    assert pool2.run(code).text(0) == "100 %\ndone\n"
-
-
-def test_a_display_is_kept_beside_the_text(pool2: Pool) -> None:
-    result = pool2.run("from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
-    assert result.outputs[0].displays[0]["data"]["text/html"] == "<b>x</b>"
 
 
 # ---- errors ----------------------------------------------------------------------------------
@@ -179,12 +103,8 @@ def test_a_display_is_kept_beside_the_text(pool2: Pool) -> None:
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def f(:\n    pass", "SyntaxError: "),
-        ("if True:\nx = 1", "IndentationError: expected an indented block"),
         ("%nosuch", "UsageError: Line magic function `%nosuch` not found"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
-        ("await 3", "TypeError: "),
-        ("undefined_name", "NameError: name 'undefined_name' is not defined"),
     ],
 )
 def test_an_error_on_all_ranks_is_told_once_and_the_pool_goes_on(
@@ -196,25 +116,12 @@ def test_an_error_on_all_ranks_is_told_once_and_the_pool_goes_on(
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 
-def test_a_syntax_error_shows_the_line(pool2: Pool) -> None:
-    shown = "\n".join(error_of(pool2, "x = 1\ndef f(:\n    pass")._render_traceback_())
-    assert "def f(:" in shown
-    assert "line 2" in shown
-
-
 def test_a_traceback_is_the_users_own_without_our_frames(pool2: Pool) -> None:
     error = error_of(pool2, "def inner():\n    raise ValueError('mine')\ninner()")
     assert "inner" in error.first.traceback
     assert "mine" in error.first.traceback
     assert "gpupool" not in error.first.traceback
     assert "interactiveshell" not in error.first.traceback
-
-
-def test_a_function_that_raises(pool2: Pool) -> None:
-    def fail(value: int) -> None:
-        raise LookupError(f"no {value}")
-
-    assert str(error_of(pool2, fail, 7)).startswith("LookupError: no 7 (the same on 2 of 2 ranks;")
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -232,18 +139,6 @@ def test_one_rank_raises_while_the_other_waits_for_it(pool2: Pool, failing: int)
     assert dict(pool2.run("kept")) == {0: 0, 1: 1}
 
 
-def test_an_error_is_told_before_the_group_is_formed_again(pool2: Pool) -> None:
-    """With 32 ranks that takes half a second."""
-    call = RunSource(f"if rank == 1: raise ValueError('one')\n{SUM}", None)
-    with pool2._all_ranks._changing:  # so long it is not
-        run = pool2.execute({0: call, 1: call}, lambda *_: None)
-        assert run.wait(30.0)
-        plain = run.errors[0].traceback  # formatted in no time, as it is not shown
-    assert "line 2, in <module>" in plain
-    assert plain.endswith("\nKeyboardInterrupt\n")
-    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
-
-
 def test_a_run_longer_than_its_timeout_ends_with_an_error(pool2: Pool) -> None:
     error = error_of(pool2, "import time; time.sleep(60)", timeout_s=0.3)
     assert error.first.ename == "TimeoutError"
@@ -252,11 +147,7 @@ def test_a_run_longer_than_its_timeout_ends_with_an_error(pool2: Pool) -> None:
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 
-def test_a_run_within_its_timeout_ends_as_always(pool2: Pool) -> None:
-    assert pool2.run("rank", timeout_s=30)[1] == 1
-
-
-@pytest.mark.parametrize("code", ["exit()", "quit()", "exit", "quit"])
+@pytest.mark.parametrize("code", ["exit()", "quit"])
 def test_leaving_in_a_cell_does_not_end_an_engine(pool2: Pool, code: str) -> None:
     pids = pool2.status().pids
     pool2.run("saved = rank")
@@ -270,20 +161,12 @@ def test_leaving_in_a_cell_does_not_end_an_engine(pool2: Pool, code: str) -> Non
 # ---- interrupts ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import time; time.sleep(60)",
-        "if rank: dist.barrier()\nelse: time.sleep(60)",
-        "while True: pass",
-    ],
-)
-def test_ctrl_c_interrupts_the_ranks_and_the_pool_goes_on(
-    pool2: Pool, tmp_path: Path, code: str
-) -> None:
+def test_ctrl_c_interrupts_the_ranks_and_the_pool_goes_on(pool2: Pool, tmp_path: Path) -> None:
     pool2.run("import time; kept = rank")
     presser = press_when(lambda: reached(tmp_path / "rank", 0, 1))
-    error = error_of(pool2, f"{reach(tmp_path / 'rank')}\n{code}")
+    error = error_of(
+        pool2, f"{reach(tmp_path / 'rank')}\nif rank: dist.barrier()\nelse: time.sleep(60)"
+    )
     presser.join()
     assert error.first.ename == "KeyboardInterrupt"
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
@@ -297,37 +180,11 @@ def test_each_call_hears_its_own_ctrl_c_however_soon_it_comes_after_the_last(poo
         presser.join()
 
 
-def test_ctrl_c_ends_a_shell_command_and_its_cell(pool2: Pool) -> None:
-    presser = press_when(lambda: all(map(sleeps, pool2.status().pids.values())))
-    started = time.monotonic()
-    error = error_of(pool2, "!sleep 60\nwent_on = True")
-    presser.join()
-    assert time.monotonic() - started < SOON_S
-    assert error.first.ename == "KeyboardInterrupt"
-    assert dict(pool2.run("'went_on' in globals()")) == {0: False, 1: False}
-    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
-
-
-def sleeps(pid: int) -> bool:
-    """Whether `sleep` runs below this process, and has done so for a moment."""
-    below = psutil.Process(pid).children(recursive=True)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return any(p.name() == "sleep" and time.time() - p.create_time() > 0.5 for p in below)
-    return False
-
-
-@pytest.mark.parametrize("waits", ["recv", "function"])
-def test_an_interrupt_frees_ranks_that_all_wait_for_each_other(pool2: Pool, waits: str) -> None:
-    def receive() -> None:
-        import torch
-        import torch.distributed as dist
-
-        dist.recv(torch.ones(1), 1 - dist.get_rank())
-
-    code: Any = receive if waits == "function" else "dist.recv(torch.ones(1), 1 - rank)"
+def test_an_interrupt_frees_ranks_that_all_wait_for_each_other(pool2: Pool) -> None:
     pids, started = pool2.status().pids, time.monotonic()
     presser = do_when(lambda: pool2.status().state == "busy", pool2.interrupt)
-    assert error_of(pool2, code).first.ename == "KeyboardInterrupt"
+    error = error_of(pool2, "dist.recv(torch.ones(1), 1 - rank)")
+    assert error.first.ename == "KeyboardInterrupt"
     presser.join()
     assert time.monotonic() - started < 15  # what only interrupts them takes 20 s: nobody aborts
     assert pool2.status().pids == pids
@@ -364,17 +221,6 @@ def test_the_status_says_who_runs_where(pool2: Pool) -> None:
     assert 1700 < (status.idle_left_s or 0) <= 1800
     assert repr(pool2) == "Pool(2 ranks, gloo, idle)"
     assert session.describe(pool2) == "2 ranks on CPU (gloo)"
-
-
-def test_a_pool_that_works_is_busy_and_one_whose_call_is_over_is_not(
-    pool2: Pool, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    execution = pool2.begin(wait_for(go), ranks=(0,), on_output=lambda *_: None)
-    assert pool2.status().state == "busy"
-    go.touch()
-    execution.result()
-    assert pool2.status().state == "idle"
 
 
 def test_a_rank_is_idle_before_anybody_hears_its_answer(pool2: Pool) -> None:
@@ -431,15 +277,6 @@ def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
     assert session.find() is None
 
 
-@pytest.mark.long
-def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
-    pool2.run("kept = 1")
-    with Pool(PoolOptions(n=1, device="cpu")) as other:
-        assert family(other)["starter"] != family(pool2)["starter"]
-        assert dict(other.run(SUM)) == {0: 1.0}
-    assert dict(pool2.run("kept")) == {0: 1, 1: 1}
-
-
 def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     pool = gpupool.start(n=1, device="cpu", idle_timeout="2s")
     pid = engine_pid(pool, 0)
@@ -449,12 +286,10 @@ def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     assert session.find() is None
 
 
-# At once, and in the starter's start. Later, what is late may be there when it is looked at next.
-@pytest.mark.parametrize("timeout_s", [0.01, 0.3])
-def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
+def test_a_start_without_enough_time_leaves_nothing(scratch: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with raises(PoolStartError, "late", shown=(f" {timeout_s:g} s", "--timeout")):
-        gpupool.start(n=2, device="cpu", timeout_s=timeout_s)
+    with raises(PoolStartError, "late", shown=(" 0.3 s", "--timeout")):
+        gpupool.start(n=2, device="cpu", timeout_s=0.3)  # in the starter's start
     after = {child.pid for child in psutil.Process().children(recursive=True)}
     assert gone(*(after - before))
     assert list(scratch.iterdir()) == []
@@ -510,9 +345,7 @@ def test_ranks_use_the_threads_they_were_given(no_pool: None) -> None:
         assert pool.run(code)[0] == (cores, str(cores), {cores})
 
 
-def test_files_of_the_user_have_the_notebooks_mode_and_those_of_the_pool_their_owners(
-    pool2: Pool, tmp_path: Path
-) -> None:
+def test_files_of_the_user_have_the_notebooks_mode(pool2: Pool, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         pool2.restart()
@@ -520,10 +353,6 @@ def test_files_of_the_user_have_the_notebooks_mode_and_those_of_the_pool_their_o
         os.umask(before)
     pool2.run(f"open({str(tmp_path / 'file')!r} + str(rank), 'w').close()")
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
-    for path, _ in files_in(folder_of(pool2)):
-        forbidden = 0o077 if "security" in path.parts or path.suffix == ".log" else 0
-        with contextlib.suppress(FileNotFoundError):  # some come and go
-            assert path.stat().st_mode & forbidden == 0
 
 
 # ---- deaths ----------------------------------------------------------------------------------
@@ -534,43 +363,6 @@ def do_when(holds: Callable[[], bool], act: Callable[[], object]) -> threading.T
     thread = threading.Thread(target=lambda: (until(holds, SOON_S), act()))
     thread.start()
     return thread
-
-
-def test_a_killed_engine_is_named_with_its_signal_and_is_replaced(
-    pool2: Pool, tmp_path: Path
-) -> None:
-    victim, begun = engine_pid(pool2, 1), tmp_path / "rank"
-    killer = do_when(lambda: reached(begun, 0, 1), lambda: os.kill(victim, signal.SIGKILL))
-    error = error_of(pool2, f"import time\n{reach(begun)}\ntime.sleep(60)")
-    killer.join()
-    assert (error.first.rank, error.first.ename) == (1, "EngineDiedError")
-    assert str(error) == (
-        "rank 1: EngineDiedError: rank 1 was killed by SIGKILL; its variables are lost. It is "
-        "being replaced; the other ranks keep theirs. (1 of 2 ranks failed, 1 stopped)"
-    )
-    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
-    assert gone(victim)
-
-
-def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    crash = "def crash():\n    import ctypes\n    ctypes.string_at(0)\n"
-    wait = f"import os, time\n    while not os.path.exists({str(go)!r}): time.sleep(0.01)"
-    execution = pool2.begin(
-        f"{crash}if rank == 0:\n    {wait}\n    crash()", ranks=(0, 1), on_output=lambda *_: None
-    )
-    until(lambda: 1 in execution.values, SOON_S)  # it is not stopped because of rank 0
-    go.touch()
-    with pytest.raises(SpmdError) as caught:
-        execution.result()
-    error = caught.value
-    first, *log = str(error).splitlines()
-    assert first == (
-        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. It is "
-        "being replaced; the other ranks keep theirs. (1 of 2 ranks failed)"
-    )
-    assert log[:2] == ["The end of its log:", "Fatal Python error: Segmentation fault"]
-    assert any("line 3 in crash" in line for line in log)
 
 
 def test_an_engine_that_dies_while_idle_is_replaced_and_that_is_told_at_the_next_run(
@@ -602,22 +394,6 @@ def test_a_lost_helper_process_is_an_error_and_no_hang(pool2: Pool, name: str) -
     pool2.stop()
     until(lambda: gone(*pids), SOON_S, "the end of all processes")
     assert not folder.exists()
-
-
-class Raises:
-    """Part of a call that cannot be sent."""
-
-    def __reduce__(self) -> NoReturn:
-        raise NotImplementedError
-
-
-@pytest.mark.long
-def test_an_error_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
-    unsent: Any = Raises()
-    calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(unsent, None)}
-    with pytest.raises(SpmdError, match="NotImplementedError"):
-        pool2.execute(calls, lambda *_: None).result()
-    assert pool2.run("rank", timeout_s=60)[1] == 1
 
 
 class Presses:

@@ -14,14 +14,13 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import ipyparallel
 import pytest
 import torch
 from botocore.credentials import create_credential_resolver
@@ -30,10 +29,6 @@ from ipyparallel.controller.app import IPController
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
-from gpupool.core.errors import PoolError
-from gpupool.core.wire.events import ProgressEvent
-from gpupool.core.wire.output import OutputKind
-from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.pool.engines.client import plain_client
 from tests.servers.issuer import Issuer
 from tests.support.processes import folder_of, until
@@ -55,12 +50,6 @@ def forty_two() -> int:
     return 42
 
 
-def rank_here() -> int:
-    import os
-
-    return int(os.environ["RANK"])
-
-
 def request(client: Any, rank: int, hook: Any = None) -> Any:
     return client.send_apply_request(
         client._mux_stream,
@@ -68,23 +57,6 @@ def request(client: Any, rank: int, hook: Any = None) -> Any:
         ident=client._engines[rank].encode(),
         message_future_hook=hook,
     )
-
-
-def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> None:
-    """`_engines`, in pool/engines/client.py."""
-    assert sorted(client._engines) == sorted(client.ids) == [0, 1]
-    assert all(isinstance(client._engines[rank], str) for rank in client.ids)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_request_on_the_mux_stream_is_answered_by_the_rank_addressed(
-    client: Any, rank: int
-) -> None:
-    """`_mux_stream` and `_engines`, in pool/engines/client.py."""
-    message = client.send_apply_request(
-        client._mux_stream, rank_here, ident=client._engines[rank].encode()
-    )
-    assert message.result(TIMEOUT_S) == rank
 
 
 def test_the_controller_only_sleeps_by_its_time_and_finds_its_heart_monitor_by_name() -> None:
@@ -124,14 +96,6 @@ def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client:
     assert "stream" in heard
 
 
-def test_the_history_of_calls_can_be_forgotten_between_them(client: Any) -> None:
-    """`history`, in pool/engines/client.py."""
-    request(client, 0).result(TIMEOUT_S)
-    assert client.history
-    client.history.clear()
-    assert request(client, 0).result(TIMEOUT_S) == 42
-
-
 def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
     pool2: Pool, client: Any
 ) -> None:
@@ -141,7 +105,6 @@ def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
         from IPython.core.getipython import get_ipython
 
         shell: Any = get_ipython()
-        import threading
 
         shell.user_ns["heard"] = heard = []
 
@@ -168,32 +131,6 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     assert "self.heartmonitor_process.start()" in inspect.getsource(IPController.start)
     process = Process(target=forty_two, kwargs={"a": 1})
     assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
-
-
-def test_exit_and_quit_are_names_of_the_cells_that_are_called_without_parentheses(
-    pool2: Pool,
-) -> None:
-    """`ExitAutocall`, `user_ns_hidden` in engine/shell/shell.py."""
-    names = "sorted(n for n in get_ipython().user_ns_hidden if n in ('exit', 'quit'))"
-    assert pool2.run(names)[0] == ["exit", "quit"]
-    reached = pool2.run("reached = 1\nif True:\n    exit()\nreached = 2")
-    assert "end the cell" in reached.text(0)
-    assert pool2.run("reached")[0] == 1
-    assert "end the cell" in pool2.run("quit").text(0)
-
-
-def test_every_module_of_torch_that_forms_the_group_asks_us(pool2: Pool) -> None:
-    """`init_process_group` is replaced where it was imported to: engine/cells/torchrun.py."""
-    here = (
-        "import sys\n"
-        "found = [vars(m).get('init_process_group') for m in list(sys.modules.values())]\n"
-        "found = [f for f in found if f is not None]\n"
-        "len(found), {f is dist.init_process_group for f in found}, "
-        "dist.init_process_group.__wrapped__ is not dist.init_process_group"
-    )
-    number, same, wraps = pool2.run(here)[0]
-    assert number >= 2
-    assert (same, wraps) == ({True}, True)
 
 
 def test_a_debugger_takes_one_command_at_a_time(pool2: Pool) -> None:
@@ -322,64 +259,6 @@ def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> N
     assert pool2.run(code)[0] == ([True] * 7, True, True)
 
 
-def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again() -> None:
-    """`frame.clear()` and `frame.f_locals`, in engine/cells/error_hints.py."""
-    import sys
-    import weakref
-
-    class Large:
-        pass
-
-    def fail() -> None:
-        large = Large()
-        seen.append(weakref.ref(large))
-        raise MemoryError
-
-    seen: list[Any] = []
-    try:
-        fail()
-    except MemoryError as error:
-        frames = error.__traceback__
-    assert frames is not None
-    assert frames.tb_next is not None
-    frame = frames.tb_next.tb_frame
-    assert "large" in frame.f_locals
-    frame.clear()
-    assert dict(frame.f_locals) == {}
-    assert seen[0]() is None, sys.version
-
-
-def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool) -> None:
-    """`ipyparallel.datapub` and "data_message": engine/output/emit.py, pool/engines/client.py."""
-    heard: list[tuple[str, Any]] = []
-    arrived = threading.Event()
-
-    def publish() -> None:
-        from ipyparallel.datapub import publish_data
-
-        publish_data({"events": [{"kind": "progress", "what": "test", "done": 1, "total": 2}]})
-
-    def on_output(rank: int, kind: str, content: Any) -> None:
-        heard.append((kind, content))
-        arrived.set()
-
-    pool2.begin(publish, ranks=(0,), on_output=on_output).result()
-    assert arrived.wait(TIMEOUT_S)
-    assert heard == [(OutputKind.EVENTS, [ProgressEvent("test", 1, 2)])]
-
-
-def test_ipython_prints_what_an_exception_renders_of_itself() -> None:
-    """`_render_traceback_`, in core/errors.py."""
-    shell = InteractiveShell()
-    shown: list[str] = []
-    shell._showtraceback = lambda etype, evalue, lines: shown.extend(lines)
-    try:
-        raise PoolError("one sentence.")
-    except PoolError:
-        shell.showtraceback()
-    assert shown == ["PoolError: one sentence."]
-
-
 def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: Pool) -> None:
     """`_update_engines`, `_send` and `_query_stream`, in pool/engines/client.py."""
     client: Any = pool2._all_ranks.engines._client
@@ -394,39 +273,6 @@ def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: 
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 
-def test_a_control_request_resolves_to_the_message_of_its_answer(client: Any) -> None:
-    """`_send` and `_control_stream`, in pool/engines/client.py."""
-    variables = {"GPUPOOL_X": "\udcff é"}
-    request = SetEnvironment(variables, ["GPUPOOL_X"], refresh=False)
-    future = client._send(
-        client._control_stream,
-        request.message_type(),
-        content=request.content(),
-        ident=client._engines[1].encode(),
-    )
-    answered = threading.Event()
-    future.add_done_callback(lambda _: answered.set())
-    assert answered.wait(TIMEOUT_S)
-    assert request.answer(future.result()["content"]) == Answer("ok")
-
-
-def test_botocore_reads_the_variables_again_before_keys_with_an_end_expire() -> None:
-    """So a session on a rank goes on with what is sent to it meanwhile."""
-    from botocore.credentials import EnvProvider
-
-    def end_in(minutes: float) -> str:
-        return (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
-
-    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-    environ = {**dict.fromkeys(names, "one"), "AWS_CREDENTIAL_EXPIRATION": end_in(14)}
-    credentials = EnvProvider(environ).load()
-    assert credentials.get_frozen_credentials().secret_key == "one"
-    environ.update({**dict.fromkeys(names, "two"), "AWS_CREDENTIAL_EXPIRATION": end_in(16)})
-    assert credentials.get_frozen_credentials()[:3] == ("two", "two", "two")
-    environ.update({**dict.fromkeys(names, "three"), "AWS_CREDENTIAL_EXPIRATION": end_in(60)})
-    assert credentials.get_frozen_credentials().secret_key == "two", "not read while there is time"
-
-
 def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Path) -> None:
     """`_expiry_time`, in data/stores/s3_keys.py and pool/environment/credentials.py."""
     os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
@@ -435,15 +281,6 @@ def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Pa
     assert found[0].get_frozen_credentials() != found[1].get_frozen_credentials()
     left = found[1]._expiry_time - datetime.now(UTC)
     assert 3500 < left.total_seconds() < 3600
-
-
-def test_the_connection_closes_without_waiting(pool2: Pool) -> None:
-    """`Client.close(linger=0)`, in pool/engines/client.py."""
-    file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
-    client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
-    thread = client._io_thread
-    client.close(linger=0)
-    until(lambda: not thread.is_alive(), TIMEOUT_S, "the end of the IO thread")
 
 
 def test_asyncio_runs_a_second_loop_in_a_thread_while_the_first_is_hidden() -> None:
@@ -521,12 +358,6 @@ def test_torch_pickles_a_tensor_as_its_storage() -> None:
         wrap_storage=storage._untyped_storage, dtype=torch.int16, _internal=True
     )
     assert torch.equal(rebuild(again, offset, (4,), (1,), False, {}), tensor)
-
-
-def test_the_namespace_of_cells_is_that_of_main(pool2: Pool) -> None:
-    """gpupool/core/wire/pickles.py looks there for it."""
-    source = "import sys; vars(sys.modules['__main__']) is get_ipython().user_ns"
-    assert dict(pool2.run(source)) == {0: True, 1: True}
 
 
 def test_ddp_makes_its_reducer_of_its_state_and_keeps_the_hooks(pool2: Pool) -> None:

@@ -19,7 +19,6 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
-from jupyter_client.session import Session
 
 from gpupool import Pool
 from gpupool.pool.engines.client import plain_client
@@ -68,14 +67,6 @@ def test_the_controller_follows_calls_without_reading_what_they_publish(pool2: P
     asked = pool2.client[0].apply_async(lambda: 42)
     assert asked.get(20.0) == 42
     until(lambda: asked.msg_ids[0] in pool2.client.queue_status([0], True)[0]["completed"], 20.0)
-
-
-def test_the_digests_that_a_session_remembers_can_be_fewer() -> None:
-    """`digest_history_size`, in pool/engines/client.py."""
-    session = Session(key=b"k", digest_history_size=10)
-    for n in range(50):
-        session._add_digest(str(n).encode())
-    assert len(session.digest_history) <= 10
 
 
 def test_an_engine_makes_its_streams_with_the_class_it_is_given(pool2: Pool) -> None:

@@ -20,8 +20,6 @@ Table = dict[str, tuple[str, ...]]
 PYTHON: Table = {
     "": ("",),
     "x": ("x",),
-    "x = 1": ("", "x"),
-    "x = load(); print(x)": ("load print", "x"),
     "x += 1": ("x", "x"),
     "a, (b, *c) = [d] = xs": ("xs", "a b c d"),
     "x[i] += 1": ("x i",),
@@ -29,45 +27,30 @@ PYTHON: Table = {
     "global x\nx = 1": ("", "x"),
     "from __future__ import annotations\nx: y = 1": ("", "x", "annotations"),
     "del x": ("x", "", "", "x"),
-    "x = 1; del x": ("x", "x", "", "x"),
     "def f():\n    global x\n    del x": ("x", "f", "", "x"),
-    "import a.b": ("", "", "a"),
     "import a.b as c": ("", "", "c"),
     "from a import b, c as d": ("", "", "b d"),
     "from a import *\nprint(x)": ("print x",),
     "try:\n    import a\nexcept ImportError:\n    a = None": ("ImportError", "a", "a"),
-    "def f():\n    import a\n    return a": ("", "f"),
     "if rank == 0: x = 5\nprint(x)": ("rank x print", "x"),
-    "if a: x = 1\nelse: x = 2\nx": ("a x", "x"),
-    "a and (x := b); x": ("a b x", "x"),
-    "while True:\n    x = f()\n    if x: break\nx": ("f", "x"),
-    "for i in i: pass": ("i", "i"),
     "for i in xs:\n    if i: y\n    y = i": ("xs y", "i y"),
-    "try: f()\nexcept E: pass\nelse: x = 1\nx": ("f E x", "x"),
-    "try: f()\nexcept E as e: pass\ne": ("f E e", "", "", "e"),
     "try: f()\nexcept* E as e: x = e": ("f E e", "x", "", "e"),
-    "def e():\n    try: f()\n    except E as e: pass": ("f E", "e"),
     "with a as b, c(b): x = 1\nx, b": ("a c x", "b x"),
-    "with suppress(E): x = f()\nx": ("suppress E f x", "x"),
     "match x:\n    case [a, *b] if b: a": ("x", "a b"),
     "match x:\n    case P(q=a) | (R.S as a): a": ("x P R", "a"),
     "def f(): return y\nf()\ny = 1": ("y", "f y"),
-    "def f(): return g()\nf()\ndef g(): return y": ("g y", "f g"),
     "def f(x, *a, k=d, **o): return x, a, k, o": ("d", "f"),
     "@dec(a)\ndef f(): return y": ("dec a y", "f"),
     "def f():\n    x = 1\n    def g(): return x, y\n    return g": ("y", "f"),
     "def f():\n    global x\n    x += 1": ("x", "f x"),
     "def f():\n    print(x)\n    x = 1": ("print", "f"),  # an UnboundLocalError
     "async def f():\n    async for i in a: await i\n    async with b as c: c": ("a b", "f"),
-    "class A(B, metaclass=M): pass": ("B M", "A"),
     "class A:\n    x = x": ("x", "A"),
-    "class A:\n    x = 1\n    def m(self): return x": ("x", "A"),
     "class A:\n    n = 2\n    xs = [n for _ in range(n)]": ("range n", "A"),
     "class A:\n    def m(self): return __f(1)": ("_A__f", "A"),
     "[i + j + k for i in a for j in i if j < b]": ("a b k",),
     "[y := f(x) for x in xs]\ny": ("f xs y", "y"),
     "f'{x!r:>{w}} {y=}'": ("x w y",),
-    "x = await f(y)": ("f y", "x"),
     "async for i in a: i": ("a", "i"),
 }
 
@@ -75,23 +58,16 @@ IPYTHON: Table = {
     "!ls": ("",),
     "!ls {x} $y ${z.a} {w!r} {v[1:n]}": ("x y z w v n",),
     "!awk '{print $1}' /dev/null": ("",),
-    "files = !ls {d}\nfiles": ("d", "files"),
-    "x = 1\n!echo {x}": ("", "x"),
-    "%%!\nls $x": ("x",),
     "%%sx --out=o\nls": ("", "o"),
-    "%cd {d}": ("d",),
     "x?": ("x",),
     "%time x = f(a)\nx": ("f a", "x"),
     "%time --no-raise-error x = f(a)": ("f a", "x"),
-    "%timeit -n 1 -r3 -q f(a)": ("f a",),
     "r = %timeit -n1 -o f(a)": ("f a", "r"),
-    "%prun -s cumulative f(a)": ("f a cumulative",),
     "%lprun -f g.h -f k f(a)": ("g k f a",),
     "%xdel x": ("x", "", "", "x"),
     "def f():\n    y = 1\n    %time z = y + w\n": ("w", "f"),
     "for i in xs:\n    !echo {i} {j}": ("xs j", "i"),
     "%%time\n%%capture out\nx = f(a)\n!ls {b}": ("f a b", "x out"),
-    "%%timeit -n1 s = g()\nf(s)": ("g f",),
     "%%timeit -n 3\nx = f(x)": ("f",),  # an UnboundLocalError
     "def f(out):\n    print(out)\n    get_ipython().run_cell_magic('capture', 'out', 'x')\n": (
         "print x",
@@ -101,7 +77,6 @@ IPYTHON: Table = {
     "%%writefile {p}\nx": ("p",),
     "%%unheard_of\nx": ("",),
     "get_ipython().run_line_magic('time', 'x')": ("x",),
-    "ip = get_ipython()": ("", "ip"),
 }
 
 SINCE_3_12: Table = {
@@ -191,13 +166,10 @@ def test_any_text_has_names_or_none(text: str) -> None:
 
 # the source of a function -> the globals it reads, and binds through `global`
 CODE: Table = {
-    "def f(x=y): return x.z": ("",),  # defaults are evaluated outside
     "def f():\n    global x\n    x = y": ("y", "x"),
-    "def f(x):\n    return [x + y + z for y in w]": ("z w",),
     "def f():\n    y = 1\n    class A(B):\n        a = x\n        def m(self): return a, y\n": (
         "B x a __name__",
     ),
-    "def f():\n    class A:\n        a = 1\n        b = a\n": ("__name__",),
     "def f():\n    class A:\n        if x: a = 1\n        b = a\n": ("x a __name__",),
     "def f():\n    class A:\n        try: a = x\n        except E: pass\n        b = a\n": (
         "x E a __name__",

@@ -121,29 +121,6 @@ def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(
     assert notes.num_ticks >= 2
 
 
-def test_awaiting_gives_the_result_and_lets_others_run_meanwhile(
-    begin: Begin, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-
-    async def both() -> Any:
-        run, notes = begin(f"{until_there(go)}\nrank + 1", timeout_s=60)
-
-        async def other() -> None:
-            others = 0
-            while others < 5 or notes.num_ticks < 2:  # the output is drawn meanwhile
-                others += 1
-                await asyncio.sleep(0.01)
-            go.touch()
-
-        background = asyncio.create_task(other())
-        result = await run
-        await background
-        return result
-
-    assert dict(asyncio.run(both())) == {0: 1, 1: 2}
-
-
 def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: Path) -> None:
     async def cancelled() -> None:
         run, _ = begin(sleeping(tmp_path))
@@ -156,16 +133,6 @@ def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: 
             await waiting
 
     asyncio.run(asyncio.wait_for(cancelled(), 60))
-
-
-def test_a_run_can_be_interrupted(begin: Begin, pool2: Pool, tmp_path: Path) -> None:
-    run, _ = begin(sleeping(tmp_path))
-    until(lambda: sleeps(tmp_path), 20.0)
-    run.interrupt()
-    wait_until_done(run)
-    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        run.result()
-    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 
 def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool) -> None:

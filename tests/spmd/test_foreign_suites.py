@@ -50,25 +50,6 @@ def test_accelerates_suites_pass_twice(kernel: Kernel, suite: str) -> None:
         assert kernel.run(SUM).text == "[0, 1] 2.0"
 
 
-@needs("accelerate")
-def test_accelerates_suite_that_hangs_on_cpus_is_told_and_freed(kernel: Kernel) -> None:
-    """It joins uneven inputs, which Accelerate does on GPUs alone: by itself it hangs, too."""
-    cell = (
-        "%%spmd\nimport warnings; warnings.simplefilter('ignore')\n"
-        "from accelerate.state import AcceleratorState; AcceleratorState._reset_state(True)\n"
-        "from accelerate.test_utils.scripts import test_distributed_data_loop as suite\n"
-        "suite.main()"
-    )
-
-    def hangs(cell: object) -> bool:
-        return "Hang: the ranks have been in different collectives" in str(vars(cell))
-
-    done = kernel.run(cell, meanwhile=[(hangs, kernel.press_stop)], timeout_s=120)
-    assert "KeyboardInterrupt: interrupted by you: " in done.error_text
-    assert "Test joining uneven inputs" in done.text
-    assert kernel.run(SUM).text == "[0, 1] 2.0"
-
-
 @pytest.mark.parametrize(
     ("script", "trained"),
     [

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,42 +45,12 @@ def test_formatted_ranks_can_be_read_back(ranks: set[int]) -> None:
     assert read == ranks
 
 
-def test_only_runs_of_three_ranks_get_a_dash() -> None:
-    assert format_ranks([3, 1, 0]) == "0, 1, 3"
-    assert format_ranks(range(8)) == "0-7"
-    assert not re.search(r"\d-\d", format_ranks([0, 1, 5, 6]))
-
-
 def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
     one, two, three = Group((0,), "a"), Group((1, 2), "b"), Group((3, 4), "c")
     assert majority([two, one]) is two
     assert majority([two, three]) is None
     assert majority([two]) is None  # nothing differs from it
     assert majority([]) is None
-
-
-BUNDLES = st.fixed_dictionaries(
-    {"data": st.dictionaries(st.sampled_from(["text/html", "image/png"]), st.sampled_from("ab"))},
-    optional={"metadata": st.dictionaries(st.just("width"), st.integers(1, 2), min_size=1)},
-)
-
-
-def as_json(bundle: Mapping[str, Any]) -> str:
-    return json.dumps(bundle, sort_keys=True)
-
-
-@given(st.dictionaries(RANKS, st.lists(BUNDLES, max_size=4)))
-def test_unfolding_the_figures_gives_each_rank_its_own(
-    displays: dict[int, list[dict[str, Any]]],
-) -> None:
-    folded = fold_displays(displays)
-    for rank, bundles in displays.items():
-        shown = [bundle for ranks, bundle in folded if rank in ranks]
-        assert sorted(map(as_json, shown)) == sorted(map(as_json, bundles))
-    assert all(ranks == tuple(sorted(set(ranks))) for ranks, _ in folded)
-    if displays:  # the first rank sees its figures in its order
-        first = min(displays)
-        assert [bundle for ranks, bundle in folded if first in ranks] == displays[first]
 
 
 def test_a_figure_of_another_size_is_another_figure() -> None:

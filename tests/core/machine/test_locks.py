@@ -48,11 +48,6 @@ def holder(folder: Path, *devices: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_free_devices_are_taken_in_order(locks: DeviceLocks) -> None:
-    assert locks.take(["GPU-a", "GPU-b", "GPU-c"], 2) == (["GPU-a", "GPU-b"], {})
-    locks.release()
-
-
 def test_a_device_in_use_is_refused_with_its_owner(locks: DeviceLocks, tmp_path: Path) -> None:
     with holder(tmp_path, "GPU-a") as process:
         taken, others = locks.take(["GPU-a", "GPU-b"], 2)
@@ -61,27 +56,6 @@ def test_a_device_in_use_is_refused_with_its_owner(locks: DeviceLocks, tmp_path:
         # nothing was kept of a refused request
         with holder(tmp_path, "GPU-b"):
             pass
-
-
-def test_another_free_device_is_found(locks: DeviceLocks, tmp_path: Path) -> None:
-    with holder(tmp_path, "GPU-a"):
-        taken, others = locks.take(["GPU-a", "GPU-b", "GPU-c"], 1)
-        assert (taken, list(others)) == (["GPU-b"], ["GPU-a"])
-    locks.release()
-
-
-def test_force_shares_it(locks: DeviceLocks, tmp_path: Path) -> None:
-    with holder(tmp_path, "GPU-a"):
-        taken, others = locks.take(["GPU-a"], 1, force=True)
-        assert (taken, list(others)) == (["GPU-a"], ["GPU-a"])
-    locks.release()
-
-
-def test_a_killed_owner_lets_go(locks: DeviceLocks, tmp_path: Path) -> None:
-    with holder(tmp_path, "GPU-a") as process:
-        process.kill()
-    assert locks.take(["GPU-a"], 1) == (["GPU-a"], {})
-    locks.release()
 
 
 def test_every_user_may_lock_and_a_link_is_not_followed(locks: DeviceLocks, tmp_path: Path) -> None:
@@ -192,19 +166,6 @@ def test_what_another_user_puts_in_the_place_of_a_lock_file_delays_nobody(
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.long
-def test_a_table_of_locks_that_another_user_has_filled_is_read_in_part(shared: Path) -> None:
-    """All of it would take 15 s to read: the kernel counts its lines anew for each page."""
-    fill = """
-for file in range(200):
-    many = os.open(str(file), os.O_RDWR | os.O_CREAT)
-    for number in range(1000):
-        fcntl.lockf(many, fcntl.LOCK_EX, 1, 2 * number)
-"""
-    with holder(shared, "GPU-a"), stranger(shared, fill), only_our_errors():
-        assert DeviceLocks(shared).take(["GPU-a"], 1)[0] == []
 
 
 def test_a_released_device_is_free_though_a_process_forked_meanwhile_lives_on(

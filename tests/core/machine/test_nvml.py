@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import psutil
 import pytest
 
 from gpupool.core.machine import nvml
 from gpupool.core.machine.gpus import discover
-from gpupool.core.machine.nvml import read_gpus, wait_until_released
+from gpupool.core.machine.nvml import read_gpus
 from tests.servers.nvidia_driver import (
     GIB,
     LOST,
@@ -26,31 +24,6 @@ from tests.servers.nvidia_driver import (
 
 ME = os.getpid()
 UUID = str(gpu(0)["uuid"])
-
-
-def timed_wait(ended: dict[str, int], within_s: float) -> tuple[list[str], float]:
-    start = time.monotonic()
-    return wait_until_released(ended, within_s), time.monotonic() - start
-
-
-def test_a_replacement_waits_until_the_dead_process_is_gone(driver: DriverOn) -> None:
-    full = gpu(0, memory=(60 * GIB, 80 * GIB), compute={4711: 60 * GIB})
-    driver.show(full, gpu(1, compute={4712: GIB}))
-    asked = {UUID: 4711, str(gpu(1)["uuid"]): 99}  # of which the second one is gone already
-    assert driver.run(timed_wait, asked, 0.2)[0] == [UUID]
-    frees = threading.Timer(0.3, driver.show, [gpu(0), gpu(1)])
-    frees.start()
-    held, waited_s = driver.run(timed_wait, asked, 60)
-    assert held == []
-    assert 0.2 < waited_s < 30
-
-
-def test_there_is_nothing_to_wait_for_without_a_driver_or_a_gpu(driver: DriverOn) -> None:
-    assert wait_until_released({}) == []
-    driver.show("!15")
-    held, waited_s = driver.run(timed_wait, {UUID: 4711, "GPU-unknown": 1}, 60)
-    assert held == []
-    assert waited_s < 30
 
 
 def test_a_process_cannot_draw_by_its_name(driver: DriverOn) -> None:
@@ -87,16 +60,6 @@ def test_instances_are_found_where_there_are_gaps(driver: DriverOn) -> None:
     assert [one.label for one in found.usable] == ["0:0", "0:3", "2"]
     assert found.usable[1].parent_uuid == gpu(0)["uuid"]
     assert found.gpus[2].unavailable == "MIG mode is on and has no instance"
-
-
-@pytest.mark.parametrize("without", ["memory", "compute"])
-def test_what_a_driver_does_not_say_is_unknown_and_the_rest_counts(
-    driver: DriverOn, without: str
-) -> None:
-    driver.show(gpu(0, **{without: "!3"}))
-    (one,) = driver.run(discover).usable
-    assert one.name == "NVIDIA H100 80GB HBM3"
-    assert without != "memory" or one.used_memory_bytes is None
 
 
 def test_a_gpu_that_falls_off_the_bus_while_it_is_watched(driver: DriverOn) -> None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.core.machine import nvml
-from gpupool.core.machine.gpus import discover, visible_gpus
+from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.machine.topology import (
     HIDDEN,
     NO_DRIVER,
@@ -61,19 +60,6 @@ def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
         (4, "cuda:0", 4)
     }
     assert training_ranks(ranks) == (0, 1, 2, 3)
-
-
-def test_two_cpu_ranks_where_there_is_no_gpu_and_all_train() -> None:
-    ranks = place([], None, num_cores=1)
-    assert [(rank.device, rank.gpu, rank.num_threads) for rank in ranks] == [("cpu", None, 1)] * 2
-    assert training_ranks(ranks) == (0, 1)
-
-
-def test_ranks_beyond_the_gpus_have_none_and_do_not_train() -> None:
-    ranks = place(GPUS[:2], 5, num_cores=16)
-    assert [rank.gpu for rank in ranks] == [*GPUS[:2], None, None, None]
-    assert [rank.device for rank in ranks] == ["cuda:0", "cuda:0", "cpu", "cpu", "cpu"]
-    assert training_ranks(ranks) == (0, 1)
 
 
 def on_nodes(*nodes: int) -> list[Sequence[int]]:
@@ -144,18 +130,6 @@ def test_mig_mode_without_an_instance_gives_nothing_to_use() -> None:
     assert found([bare]).why_none == "GPU 0: MIG mode is on and has no instance"
 
 
-@pytest.mark.parametrize(
-    ("name", "chosen"),
-    [
-        ("0:2", ["0:2"]),
-        ("MIG-cccc-2222", ["0:2"]),
-        ("0", ["0:0", "0:2"]),  # the GPU stands for its instances
-    ],
-)
-def test_instances_are_chosen_by_index_or_uuid(name: str, chosen: list[str]) -> None:
-    assert labels(choose(found(MIXED), [name])) == chosen
-
-
 # ---- CUDA_VISIBLE_DEVICES ----------------------------------------------------------------------
 
 
@@ -171,18 +145,6 @@ def test_instances_are_chosen_by_index_or_uuid(name: str, chosen: list[str]) -> 
 )
 def test_cuda_visible_devices_means_what_it_means_to_cuda(visible: str, indices: list[int]) -> None:
     assert [gpu.index for gpu in restrict(GPUS, visible)] == indices
-
-
-@pytest.mark.parametrize(
-    ("visible", "chosen"),
-    [
-        ("MIG-cccc-2222,MIG-bbbb-2222", ["0:2", "0:0"]),  # an engine each
-        ("0", ["0:0", "0:2"]),
-        ("1", ["1"]),
-    ],
-)
-def test_cuda_visible_devices_names_instances(visible: str, chosen: list[str]) -> None:
-    assert labels(restrict(split_mig(MIXED), visible)) == chosen
 
 
 def test_hidden_gpus_are_listed_and_not_used() -> None:
@@ -208,14 +170,6 @@ def test_the_reason_why_no_gpu_is_used(
     gpus: list[Gpu], trouble: str, visible: str | None, why: str
 ) -> None:
     assert survey(gpus, trouble, visible).why_none == why
-
-
-def test_a_machine_without_a_driver_says_so() -> None:
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    gpus, trouble = nvml.read_gpus()
-    if gpus or trouble != NO_DRIVER:
-        pytest.skip("this machine has an NVIDIA driver")
-    assert discover() == Discovery((), (), "no NVIDIA driver")
 
 
 @pytest.mark.gpu

@@ -72,11 +72,6 @@ def test_who_uses_a_gpu(driver: DriverOn) -> None:
         assert found_uses(driver) == expected
 
 
-def test_memory_that_is_not_known_says_nothing(driver: DriverOn) -> None:
-    driver.show(gpu(0, memory="!3", compute="!4"))
-    assert found_uses(driver) == [None]
-
-
 def test_a_server_of_mps_is_nobodys_use() -> None:
     server = GpuProcess(4711, "nvidia-cuda-mps-server", "root", 30 * 2**20)
     assert use_of(Gpu(0, "GPU-0", "H100", processes=(server,)), "ada") is None

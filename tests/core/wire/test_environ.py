@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire import environ
@@ -18,19 +14,6 @@ ENVIRON = {
     "HF_TOKEN": "hf_abc",
     "HOME": "/",
 }
-
-
-@pytest.mark.parametrize(
-    ("patterns", "names"),
-    [
-        (["HOME"], ["HOME"]),
-        (["AWS_*"], ["AWS_REGION", "AWS_SECRET_ACCESS_KEY"]),
-        (["*_TOKEN", "HOME"], ["HF_TOKEN", "HOME"]),
-        (["NOSUCH_*"], []),
-    ],
-)
-def test_names_and_globs_select(patterns: list[str], names: list[str]) -> None:
-    assert environ.select(patterns, ENVIRON) == {name: ENVIRON[name] for name in names}
 
 
 def test_a_plain_name_that_is_not_set_is_an_error_unless_remembered() -> None:
@@ -82,24 +65,6 @@ def test_a_secret_within_a_url_is_in_no_first_environment_and_masked() -> None:
     assert environ.secret_values(secrets) == values
 
 
-def test_apply_sets_and_removes() -> None:
-    os.environ["GPUPOOL_OLD"] = "old"
-    environ.apply({"GPUPOOL_NEW": "new"}, ["GPUPOOL_OLD", "GPUPOOL_NOSUCH"])
-    assert os.environ["GPUPOOL_NEW"] == "new"
-    assert "GPUPOOL_OLD" not in os.environ
-
-
-@given(st.text(min_size=1), st.text(min_size=1))
-def test_a_fingerprint_tells_equal_from_different_and_nothing_else(a: str, b: str) -> None:
-    assert len(environ.fingerprint(a)) == 6
-    assert set(environ.fingerprint(a)) <= set("0123456789abcdef")
-    assert environ.fingerprint(a) == environ.fingerprint(a)
-    if a == b:
-        assert environ.fingerprint(a) == environ.fingerprint(b)
-    if len(a) > 6:
-        assert a not in environ.fingerprint(a)
-
-
 def test_secret_values_are_those_named_so_and_passwords_in_urls_if_long_enough_to_mask() -> None:
     values = environ.secret_values(
         {
@@ -111,19 +76,6 @@ def test_secret_values_are_those_named_so_and_passwords_in_urls_if_long_enough_t
         }
     )
     assert values == {"hf_abc", "lovelace%21", "lovelace!"}
-
-
-def test_every_variable_goes_one_of_three_ways() -> None:
-    given = {
-        "PATH": "/bin",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HTTPS_PROXY": "http://ada:lovelace@proxy",
-        "PROXY_AUTH": "http://ada:lovelace@proxy",
-        "DB_PASS": "x",
-        "IPP_CONNECTION_INFO": "{}",
-    }
-    assert list(environ.inheritable(given)) == ["PATH", "TOKENIZERS_PARALLELISM"]
-    assert list(environ.sent_after_start(given)) == ["HTTPS_PROXY"]
 
 
 def test_the_name_of_a_file_that_holds_a_secret_is_none() -> None:

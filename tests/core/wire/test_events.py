@@ -25,15 +25,12 @@ from gpupool.core.wire.events import (
     ("kind", "event"),
     [
         ("start", StartEvent(3, 10, 1000, 100, 2, "cpu", "gloo")),
-        ("step", StepEvent(7, 1, 0.25, 0.5, 0.01, 100, 1.5, 0.125)),
         ("step", StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125)),
-        ("validation", ValidationEvent(10, 1, 0.5, 0.75, 200, 2.0)),
         ("validation", ValidationEvent(10, 1, 0.5, None, 200, 2.0, {"rmse": 0.5}, is_best=True)),
         ("warning", WarningEvent("data", "the ranks waited", 12)),
         ("checkpoint", CheckpointEvent(8, 1, "s3://a/run/step-00000008.pt", 99, 0.001, 0.5)),
         ("resume", ResumeEvent(8, 1, "s3://a/run/step-00000008.pt", 2)),
         ("data", DataEvent(10, 1, 90, 30, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"})),
-        ("end", EndEvent("user", 8, 2.5)),
         ("end", EndEvent("patience", 8, 2.5, kept_step=4)),
     ],
 )

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-import os
-import types
-import urllib.parse
-
 import numpy as np
 import pytest
 import torch
@@ -21,7 +14,6 @@ from gpupool.core.wire.pickles import (
     Packer,
     Source,
     TooLargeError,
-    namespace,
     pack,
     to_wire,
     unpack,
@@ -51,15 +43,6 @@ def through_memory(value: object) -> object:
     source = Source(to_wire(packer.stream(), packer.buffers, file))
     file.close()  # who has opened it keeps it
     return source.load()
-
-
-def descriptors() -> int:
-    """How many of this process are of such memory; other threads may open what they like."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sum("memfd:gpupool" in link for link in found)
 
 
 @given(PLAIN)
@@ -112,16 +95,6 @@ def test_tensors_that_share_memory_share_it_afterwards() -> None:
         assert found["a"].weight is found["b"]
 
 
-def test_each_load_is_a_value_of_its_own_over_the_same_memory() -> None:
-    packer = Packer()
-    packer.dump(np.zeros(1 << 18))
-    file = MemoryFile()
-    source = Source(to_wire(packer.stream(), packer.buffers, file))
-    first, second = source.load(), source.load()
-    first[0] = 1
-    assert (second[0], source.load()[0]) == (0, 0)
-
-
 def test_the_data_of_arrays_and_tensors_is_not_copied_to_pack_it() -> None:
     array, tensor = np.zeros(1 << 20), torch.zeros(1 << 20)
     packer = Packer()
@@ -145,50 +118,3 @@ def test_what_is_too_large_is_told(value: object) -> None:
     with pytest.raises(TooLargeError) as caught:
         pack(value, 1000)
     assert 2000 <= caught.value.num_bytes < 2200
-
-
-def test_a_function_of_the_notebook_finds_the_names_of_the_cells() -> None:
-    namespace()["factor"] = 2
-    try:
-        code = compile("def scale(x): return x * factor", "<cell>", "exec")
-        exec(code, namespace())
-        found = unpack(pack(namespace()["scale"]))
-        assert found(3) == 6
-        namespace()["factor"] = 5
-        assert found(3) == 15
-        assert found.__globals__ is namespace()
-    finally:
-        namespace().pop("factor")
-        namespace().pop("scale")
-
-
-def test_a_function_of_a_module_that_is_no_more_keeps_what_it_reads() -> None:
-    module = types.ModuleType("gone")
-    exec("factor = 4\ndef scale(x): return x * factor", vars(module))
-    assert unpack(pack(module.scale))(3) == 12
-
-
-def test_a_cached_function_keeps_its_limits_and_not_its_values() -> None:
-    def make() -> functools._lru_cache_wrapper[int]:
-        @functools.lru_cache(maxsize=5, typed=True)
-        def factorial(n: int) -> int:
-            """n!"""
-            return 1 if n < 2 else n * factorial(n - 1)
-
-        return factorial
-
-    found = unpack(pack(make()))
-    assert (found(5), found.__doc__, found.__name__) == (120, "n!", "factorial")
-    assert found.cache_parameters() == {"maxsize": 5, "typed": True}
-    assert found.cache_info().misses == 5  # it calls itself, not the one that was sent
-    assert unpack(pack(urllib.parse.urlsplit)) is urllib.parse.urlsplit
-
-
-def test_no_descriptor_and_no_memory_is_left_open() -> None:
-    through_memory(np.zeros(1 << 18))
-    gc.collect()
-    before = descriptors()
-    for _ in range(20):
-        through_memory(np.zeros(1 << 18))
-    gc.collect()
-    assert descriptors() <= before  # other tests may let go of theirs meanwhile

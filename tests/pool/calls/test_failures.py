@@ -71,12 +71,6 @@ def test_collectives_that_fail_by_themselves_are_the_cause() -> None:
     assert freed(error) == [False, False, True]
 
 
-def test_of_nothing_but_freed_ones_the_first_is_the_cause() -> None:
-    error = resolved(lost(0, 1.5), lost(1, 1.4), freed_at=1.3)
-    assert error.first.rank == 1
-    assert freed(error) == [True, False]
-
-
 def test_who_is_stopped_was_interrupted_in_its_collective_or_at_its_line() -> None:
     error = resolved(lost(0, 1.0), interrupted(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
     assert str(error.first) == "KeyboardInterrupt"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +11,7 @@ import psutil
 import pytest
 
 import gpupool
-from gpupool import OptionsError, Pool, PoolError, SpmdError
+from gpupool import OptionsError, Pool, SpmdError
 from gpupool.core.wire.masking import MASK
 from gpupool.pool import session
 from tests.support.processes import family, files_in, folder_of, until
@@ -91,11 +87,10 @@ def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> 
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
 
 
-@pytest.mark.parametrize("name", ["GPUPOOL_NOSUCH", "GPUPOOL_NO*"])
-def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool, name: str) -> None:
+def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool) -> None:
     os.environ["GPUPOOL_SET"] = "x"
-    with raises(OptionsError, "not set", name):
-        pool2.propagate_env("GPUPOOL_SET", name)
+    with raises(OptionsError, "not set", "GPUPOOL_NO*"):
+        pool2.propagate_env("GPUPOOL_SET", "GPUPOOL_NO*")
     assert value_on_ranks(pool2, "GPUPOOL_SET") == {None}
 
 
@@ -149,19 +144,6 @@ def test_files_of_a_pool_are_for_its_owner_alone(pool2: Pool) -> None:
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        f"print({CANARY[:7]!r}, end='', flush=True)\nimport time; time.sleep(0.3)\n"
-        f"print({CANARY[7:]!r})",
-        "!echo $GPUPOOL_CANARY_TOKEN",
-    ],
-)
-def test_a_printed_secret_is_masked_also_in_pieces(sent: Pool, code: str) -> None:
-    result = sent.run(code)
-    assert result.text(0).strip() == result.text(1).strip() == MASK
-
-
 def test_a_shown_value_is_masked_but_the_value_itself_is_the_value(sent: Pool) -> None:
     result = sent.run("import os; os.environ['GPUPOOL_CANARY_TOKEN']")
     assert result.value_text(0) == repr(MASK)
@@ -169,16 +151,6 @@ def test_a_shown_value_is_masked_but_the_value_itself_is_the_value(sent: Pool) -
     assert result[0] == CANARY
     shown = sent.run(f"from IPython.display import HTML, display; display(HTML({CANARY!r}))")
     assert shown.outputs[1].displays[0]["data"]["text/html"] == MASK
-
-
-def test_a_secret_in_an_error_is_masked(sent: Pool) -> None:
-    with pytest.raises(SpmdError) as caught:
-        sent.run(f"key = {CANARY!r}\nraise ValueError(f'cannot log in with {{key}}')")
-    error = caught.value
-    assert error.first.evalue == f"cannot log in with {MASK}"
-    shown = "\n".join([str(error), *error._render_traceback_(), *map(repr, error.errors.values())])
-    assert MASK in shown
-    assert CANARY not in shown
 
 
 @pytest.mark.long
@@ -204,25 +176,3 @@ def test_nothing_of_a_pool_listens_beyond_this_machine(pool2: Pool) -> None:
     assert {name.split()[0] for name, _ in listening} >= {"controller", "rank"}
     for name, address in listening:
         assert address in ("127.0.0.1", "::1"), name
-
-
-@pytest.mark.long
-def test_a_rank_that_is_slow_to_take_a_variable_keeps_neither_status_nor_stop_waiting() -> None:
-    session.stop()
-    pool = gpupool.start(n=2, device="cpu")
-    os.environ["GPUPOOL_A1"] = "one"
-    os.kill(pool.status().pids[1], signal.SIGSTOP)
-
-    def send() -> None:
-        with contextlib.suppress(PoolError):  # the pool is stopped before rank 1 has answered
-            pool.propagate_env("GPUPOOL_A1")
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    until(lambda: "GPUPOOL_A1" in pool.environment.variables, 5.0)
-    began = time.monotonic()
-    assert "GPUPOOL_A1" in pool.status().env
-    assert session.stop()
-    assert time.monotonic() - began < 40  # and not the minute that rank 1 has to answer
-    thread.join(40)
-    assert not thread.is_alive()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import gpupool
 from gpupool import CredentialsError, Pool
 from gpupool.pool import session
 from gpupool.pool.environment.credentials import AwsChain, AwsCredentials, ChainError
@@ -58,10 +56,6 @@ def issuer(tmp_path: Path) -> Issuer:
     return issuer
 
 
-def renewal_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name == "gpupool-credentials"]
-
-
 def test_keys_are_renewed_on_every_rank_while_a_cell_runs(forgetful: Pool, issuer: Issuer) -> None:
     forgetful.propagate_env(aws=True)
     result = forgetful.run(WATCH.format(seconds=60), timeout_s=100)
@@ -73,28 +67,6 @@ def test_keys_are_renewed_on_every_rank_while_a_cell_runs(forgetful: Pool, issue
     assert re.fullmatch(
         r"AWS credentials until \d\d:\d\d, renewed automatically", forgetful.status().credentials
     )
-
-
-@pytest.mark.long
-def test_old_and_new_keys_are_masked_in_a_cell_that_runs_meanwhile(
-    forgetful: Pool, issuer: Issuer
-) -> None:
-    forgetful.propagate_env(aws=True)
-    cell = """
-import os, time
-first = os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_SESSION_TOKEN"]
-while os.environ["AWS_SECRET_ACCESS_KEY"] == first[0]:
-    time.sleep(0.05)
-print(*first, os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_SESSION_TOKEN"], end=" ")
-secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-print(secret[:9], end="", flush=True); time.sleep(0.3); print(secret[9:])
-secret
-"""
-    result = forgetful.run(cell, timeout_s=30)
-    assert result.text(0) == result.text(1) == "[hidden] [hidden] [hidden] [hidden] [hidden]\n"
-    assert result.value_text(0) == "'[hidden]'"
-    forgetful.propagate_env("AWS_*", unset=True)
-    assert forgetful.run(f"print({result[0]!r})").text(0) == "[hidden]\n"
 
 
 @pytest.mark.long
@@ -119,43 +91,6 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
     newest = "import os; os.environ['AWS_ACCESS_KEY_ID'][-1]"
     # a next one may come at any moment
     until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
-
-
-@pytest.mark.long
-def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
-    forgetful: Pool, issuer: Issuer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    forgetful.propagate_env(aws=True)
-    assert renewal_threads()
-    forgetful.stop()
-    until(lambda: not renewal_threads(), 2)
-    issuer.fail("the login has expired")
-    with gpupool.start(n=1, device="cpu") as pool:  # without them
-        assert "the login has expired" in pool.status().credentials
-        assert "%gpupool env --aws" in capfd.readouterr().err
-    issuer.fail("")
-    num_issued = issuer.num_issued
-    with gpupool.start(n=1, device="cpu") as pool:
-        assert issuer.num_issued > num_issued
-        assert "AWS_SECRET_ACCESS_KEY" in pool.status().env
-        until(lambda: "renewed automatically" in pool.status().credentials, 10)
-        pool.propagate_env("AWS_*", unset=True)
-        assert pool.status().credentials == ""
-        until(lambda: not renewal_threads(), 2)
-    num_issued = issuer.num_issued
-    with gpupool.start(n=1, device="cpu") as pool:
-        assert issuer.num_issued == num_issued
-        assert pool.status().credentials == ""
-
-
-@pytest.mark.long
-def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issuer) -> None:
-    forgetful.propagate_env(aws=True)
-    os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
-    forgetful.propagate_env("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    until(lambda: not renewal_threads(), 2)
-    time.sleep(4.5)  # the next one would have come
-    assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID']").values()) == {"AKIDMINE"}
 
 
 def test_a_rank_that_has_just_come_up_gets_all_that_the_others_have(forgetful: Pool) -> None:

@@ -13,19 +13,15 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import GpuPoolError
-from gpupool.core.machine.locks import DeviceLocks, lock_folder
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Prepare, RunSource
 from gpupool.pool import session
 from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.environment import notebook_place
-from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import unheard
 from tests.servers.nvidia_driver import (
     GIB,
-    LOST,
-    UNSEEN_PID,
     DriverOn,
     gpu,
     mig_gpu,
@@ -34,11 +30,6 @@ from tests.servers.nvidia_driver import (
 from tests.support.processes import gone, until
 
 FULL = (57 * GIB, 80 * GIB)
-READING = """
-import os
-from gpupool.engine.probe.device_stats import of_driver
-tuple(of_driver(os.environ["CUDA_VISIBLE_DEVICES"]))
-"""
 
 
 def lock(uuids: Sequence[str], number: int) -> list[str]:
@@ -86,37 +77,6 @@ def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: 
         assert labels(placed(driver, force=True)) == ["0", "1", "2"]
 
 
-def test_what_may_be_shared_comes_last(driver: DriverOn) -> None:
-    driver.show(gpu(0, compute={UNSEEN_PID: GIB}), gpu(1), gpu(2))
-    assert labels(placed(driver, n=2)) == ["1", "2"]
-    assert labels(placed(driver)) == ["0", "1", "2"]
-    assert labels(placed(driver, gpus=("2", "0"))) == ["2", "0"]
-
-
-def with_real_locks(number: int) -> list[str] | str:
-    """The labels that a real starter locks, or the kind of the error."""
-    launch = Forked(lambda *_: None)
-    try:
-        return labels(
-            place_ranks(PoolOptions(n=number), lambda uuids, n: launch.lock_gpus(uuids, n, False))
-        )
-    except GpuPoolError as error:
-        return error.kind
-    finally:
-        launch.stop()
-
-
-def test_a_gpu_that_another_pool_has_locked_is_not_free(driver: DriverOn) -> None:
-    driver.show(gpu(40), gpu(41), gpu(42))
-    others = DeviceLocks(lock_folder())
-    others.take([str(gpu(41)["uuid"])], 1)
-    try:
-        assert driver.run(with_real_locks, 2) == ["0", "2"]
-        assert driver.run(with_real_locks, 3) == "locked"
-    finally:
-        others.release()
-
-
 # ---- how its ranks communicate -----------------------------------------------------------------
 
 
@@ -129,23 +89,7 @@ def test_instances_of_one_gpu_use_gloo(driver: DriverOn) -> None:
     assert refused(driver, backend="nccl")[0] == "no GPU"
 
 
-def test_one_instance_of_each_gpu_needs_nothing_special(driver: DriverOn) -> None:
-    driver.show(mig_gpu(0, {0: "3g"}), mig_gpu(1, {0: "3g"}))
-    placement = placed(driver)
-    assert placement.backend == "nccl"
-    assert not any("instances" in note for note in placement.notes)
-
-
 # ---- what else a machine may be like -----------------------------------------------------------
-
-
-def test_the_order_of_cuda_visible_devices_is_that_of_the_ranks(driver: DriverOn) -> None:
-    driver.show(*(gpu(n) for n in range(4)))
-    named = f"{gpu(3)['uuid']}, {gpu(1)['uuid']}"
-    assert labels(driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES=named)) == ["3", "1"]
-    assert labels(driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES="2,0")) == ["2", "0"]
-    wrong = driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES="GPU-0badbad")
-    assert wrong.why_cpu == "CUDA_VISIBLE_DEVICES='GPU-0badbad' names no GPU of this machine"
 
 
 # ---- engines whose GPUs are the driver's alone -------------------------------------------------
@@ -211,16 +155,6 @@ def test_a_rank_sees_its_gpu_alone_and_runs_near_to_it(
         assert seen[rank][0] == (gpu(rank)["uuid"], expected)
     # these engines are no pool of the notebook's
     assert repr(driver.run(session.gpus)).count("no: in use by another pool") == 2
-
-
-def test_a_rank_hears_of_its_gpu_while_the_machine_changes(
-    driver: DriverOn, pids: dict[int, int]
-) -> None:
-    driver.show(gpu(0, memory=FULL, utilization=50), gpu(1))
-    assert driver.run(cell, READING)[0][0] == (0.5, FULL[0], FULL[1], 31)
-    driver.show(LOST, gpu(1))
-    assert driver.run(cell, READING)[0][0] == (None, None, None, None)
-    assert "GPU is lost" in repr(driver.run(session.gpus))
 
 
 def test_a_new_rank_begins_when_the_driver_shows_the_one_before_no_more(

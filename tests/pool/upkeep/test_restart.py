@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,8 +11,6 @@ import time
 
 import psutil
 import pytest
-import zmq
-from ipyparallel.util import connect
 
 from gpupool import Pool, PoolError, PoolOptions, SpmdError
 from tests.support.processes import (
@@ -22,14 +19,12 @@ from tests.support.processes import (
     folder_of,
     gone,
     kill,
-    members,
     until,
 )
 from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 KEPT = "globals().get('kept')"
-SOON_MS = 30_000
 
 
 @pytest.fixture
@@ -50,36 +45,6 @@ def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -
     assert pool3.generation == generation + 1
 
 
-@pytest.mark.long
-def test_the_heart_that_beats_no_more_is_not_noted_for_ever(pool3: Pool) -> None:
-    """Beats are counted where engines hear them. The monitor notes at each who missed the last."""
-    pool3.restart(ranks=[1])
-    log = folder_of(pool3) / "controller.log"
-    told = json.loads((folder_of(pool3) / "profile/security/ipcontroller-engine.json").read_text())
-    with zmq.Context() as context, context.socket(zmq.SUB) as beats:
-        key = told.get("curve_serverkey")
-        connect(beats, f"{told['interface']}:{told['hb_ping']}", key and key.encode())
-        beats.subscribe(b"")
-        for _ in range(10):
-            assert beats.poll(SOON_MS)
-            beats.recv()
-    assert log.read_text() == ""
-
-
-def test_the_new_one_has_rank_threads_environment_folder_and_names(pool3: Pool) -> None:
-    os.environ["GPUPOOL_TEST_KEY"] = "a-value-that-is-secret"
-    pool3.propagate_env("GPUPOOL_TEST_KEY")
-    where = (
-        "import os, sys\n(rank, world_size, local_rank, str(device), os.environ['RANK'], "
-        "torch.get_num_threads(), os.getcwd(), os.environ.get('GPUPOOL_TEST_KEY'), "
-        "dist.get_world_size(), [p for p in sys.path if p])"
-    )
-    before = dict(pool3.run(where))
-    pool3.restart(2)
-    assert dict(pool3.run(where)) == before
-    pool3.propagate_env("GPUPOOL_TEST_KEY", unset=True)
-
-
 def test_all_ranks_are_replaced_without_an_argument(pool3: Pool) -> None:
     before = pool3.status().pids
     pool3.restart()
@@ -88,52 +53,11 @@ def test_all_ranks_are_replaced_without_an_argument(pool3: Pool) -> None:
     assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: None}
 
 
-def test_a_dead_rank_is_replaced_without_being_asked(pool3: Pool) -> None:
-    told: list[tuple[str, str]] = []
-    pool3.add_listener(lambda status: told.append((status.state, status.reason)))
-    kill(pool3, 0)
-    until(lambda: bool(told), 5.0)
-    assert told[0] == ("replacing", "rank 0 was killed by SIGKILL.")
-    assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: 12}
-    assert pool3.status().state == "idle"
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-
-
-def test_two_dead_ranks_are_replaced_together(pool3: Pool) -> None:
-    kill(pool3, 0, 2)
-    assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: None}
-
-
 def test_a_restart_of_a_rank_takes_a_dead_one_along(pool3: Pool) -> None:
     kill(pool3, 0)
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: 12}
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-
-
-def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
-    pids, folder = members(pool3), folder_of(pool3)
-    family(pool3)["controller"].kill()
-    until(lambda: pool3.status().state == "broken", 2.0)
-    with raises(PoolError, "lost", shown="`%gpupool start`"):
-        pool3.restart([0])
-    pool3.stop()
-    assert gone(*pids)
-    assert not folder.exists()
-    with raises(PoolError, "stopped"):
-        pool3.restart([0])
-
-
-@pytest.mark.long
-def test_a_cell_that_runs_meanwhile_ends_and_tells_that_its_rank_was_restarted(pool3: Pool) -> None:
-    source = "import time\nif rank == 1: time.sleep(60)\nelse: dist.barrier()"
-    cell = pool3.begin(source, ranks=[0, 1, 2], on_output=lambda *_: None)
-    until(lambda: pool3.status().state == "busy", 5.0)
-    pool3.restart([1])
-    assert cell.wait(30)  # the others are told to leave the barrier while rank 1 is on its way
-    assert str(cell.errors[1]).endswith("the rank was restarted")
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
 
 
 def restarting(pool: Pool) -> tuple[threading.Thread, list[PoolError]]:

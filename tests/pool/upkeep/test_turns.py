@@ -20,13 +20,6 @@ def test_what_needs_the_same_rank_waits_in_the_order_of_asking() -> None:
     assert turns.begin(second) == []
 
 
-def test_other_ranks_are_used_side_by_side() -> None:
-    turns = Turns(lambda: None)
-    assert turns.begin(turns.ask([0], "one")) == []
-    assert turns.begin(turns.ask([1], "two")) == []
-    assert turns.begin(turns.ask([0, 1], "both")) == ["one", "two"]
-
-
 def test_a_place_can_be_given_up() -> None:
     turns = Turns(lambda: None)
     first, second, third = (turns.ask([0], name) for name in ("one", "two", "three"))
@@ -48,19 +41,6 @@ def test_a_broken_group_is_formed_by_the_last_that_runs_and_nothing_begins_befor
     turns.end(second)
     assert seen == [["two"]]
     assert turns.begin(waiting) == []
-
-
-def test_a_group_that_cannot_be_formed_keeps_nobody_waiting() -> None:
-    def fail() -> None:
-        raise OSError
-
-    turns = Turns(fail)
-    first = turns.ask([0], "one")
-    turns.begin(first)
-    try:
-        turns.end(first, broke_group=True)
-    except OSError:
-        assert turns.begin(turns.ask([0], "two")) == []
 
 
 def test_what_mends_the_pool_comes_before_all_that_wait() -> None:

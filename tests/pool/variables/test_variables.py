@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
+from gpupool import Pool, PoolError, SpmdError, TransferError
 from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.variables.composite import Constant
-from gpupool.pool.variables.variables import Variables
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.support.processes import engine_pid, open_files, press_when, wait_for
@@ -134,18 +131,6 @@ def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool)
     assert sorted(pool2["z"].info) == [0]
     with raises(PoolError, "lost", "z", ranks=(1,), shown="restarted"):
         pool2["z"].gather()
-
-
-def test_a_new_rank_gets_what_refers_to_a_value_that_is_no_more(
-    notebook: Notebook, pool2: Pool
-) -> None:
-    model = torch.nn.Linear(1, 1)
-    notebook.names |= {"model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1)}
-    notebook.cell("model, opt", "model opt")
-    pool2.restart([1])
-    del notebook.names["model"], model
-    gc.collect()
-    assert notebook.cell("len(opt.param_groups[0]['params'])", "opt") == ["2", "2"]
 
 
 def test_a_new_rank_repeats_the_imports_of_earlier_cells(
@@ -285,23 +270,6 @@ def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     assert x.gather() == [[0], [1]]
 
 
-def test_pool_names_are_put_and_got(pool2: Pool) -> None:
-    pool2["x"] = {"a": torch.ones(2)}
-    assert isinstance(pool2["x"], Composite)
-    assert pool2["x"][1]["a"].tolist() == [1, 1]
-    with raises(PoolError, "unknown", "nonsense"):
-        _ = pool2["nonsense"]
-    with raises(TransferError, "", "lock", shown=" TypeError: "):
-        pool2["lock"] = threading.Lock()
-
-
-def test_a_function_takes_composites_and_constants(pool2: Pool) -> None:
-    pool2.run("x = rank * 10")
-    big = pool2.put(np.ones(LARGE, np.uint8))
-    result = pool2.run(lambda a, b: (a, int(b.sum())), pool2["x"], big)
-    assert dict(result) == {0: (0, LARGE), 1: (10, LARGE)}
-
-
 def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
     os.environ["GPUPOOL_TEST_KEY"] = "a-value-that-is-secret"
     pool2.propagate_env("GPUPOOL_TEST_KEY")
@@ -309,33 +277,6 @@ def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
     (info,) = {str(i.text) for i in pool2.variables.look(pool2["x"], 100).values()}
     assert info == "['[hidden]']"
     pool2.propagate_env("GPUPOOL_TEST_KEY", unset=True)
-
-
-def test_a_handle_of_what_the_notebook_has_covered_says_so(notebook: Notebook) -> None:
-    notebook.cell("x = rank", assigns="x")
-    handle = notebook.names["x"]
-    notebook.names["x"] = 5
-    notebook.cell("x", "x")
-    with raises(PoolError, "earlier value", "x"):
-        handle[0]
-
-
-@pytest.mark.parametrize("name", ["rank", "_", "a b", "for"])
-def test_names_that_no_value_can_have_are_refused(pool2: Pool, name: str) -> None:
-    with raises(PoolError, "reserved" if name in ("rank", "_") else "no name", name):
-        pool2[name] = 1
-
-
-def test_a_constant_of_another_pool_is_refused(notebook: Notebook, pool2: Pool) -> None:
-    foreign = Constant(Variables(pool2._all_ranks), pool2.put("ours").number, "str")
-    with raises(PoolError, "other pool") as caught:
-        pool2.run(str, foreign)
-    for value in (foreign, [foreign]):
-        notebook.names["x"] = value
-        with raises(TransferError, "", "x", shown=str(caught.value)):
-            notebook.cell("x", "x")
-    notebook.names["x"] = 1
-    assert notebook.cell("x", "x") == ["1", "1"]
 
 
 def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
@@ -351,22 +292,3 @@ def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
     running.interrupt()
     assert running.wait(30)
     assert notebook.cell("x", "x") == ["[7]", "[7]"]
-
-
-def test_what_is_sent_again_leaves_the_rest_alone(notebook: Notebook, pool2: Pool) -> None:
-    notebook.names |= {"x": [1], "y": [2]}
-    notebook.cell("x.append(rank)", "x y")
-    pool2.run(
-        "from gpupool.engine.cells import variables\n"
-        "if rank == 1: del variables._kept[variables._bound['y']]"
-    )
-    with raises(SpmdError, "lost", ename="ParcelsLostError"):
-        notebook.cell("y", "y")
-    assert notebook.cell("x, y", "x y") == ["([1, 0], [2])", "([1, 1], [2])"]
-
-
-def test_what_cannot_be_made_in_the_notebook_says_so(notebook: Notebook) -> None:
-    notebook.cell("x = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "", "x")
-    with raises(PoolError, "no value", "x", ranks=(0,), shown="ValueError"):
-        notebook.names["x"][0]
-    assert isinstance(notebook.names["x"].module[0], torch.nn.Linear)
