@@ -6,7 +6,7 @@
 
 A CPU has computed when the call returns. A GPU is given work in the order of a stream and computes
 later: the host runs ahead of it, by many steps of a training. Tests put a third device in the place
-of the CPU, which delays as a GPU does (`tests/support/lagging.py`).
+of the CPU, which lags as a GPU does (`tests/engine/group/later.py`).
 
 It lies below the engine, because threads that read data use it too. Loads torch, and opens no
 context on a GPU before one is used.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 
 from tests.chaos.model import Either
@@ -95,30 +94,3 @@ def restart(walk: Walk) -> None:
     walk.doing += f": {ranks}"
     walk.here(f"%gpupool restart {','.join(map(str, ranks))}")
     walk.lose(*ranks)
-
-
-def kill_in_restart(walk: Walk) -> None:
-    rank, ranks = walk.random.randrange(walk.world_size), walk.some_ranks()
-    after_s = walk.random.choice((0.02, 0.1, 0.3))
-    walk.doing += f": rank {rank} after {after_s} of {ranks}"
-
-    def kill() -> None:
-        with contextlib.suppress(KeyError, ProcessLookupError):  # it is just being replaced
-            walk.signal(signal.SIGKILL, f"rank {rank}")
-            killed.append(rank)
-
-    killed: list[int] = []
-    command = f"%gpupool restart {','.join(map(str, ranks))}"
-    cell = walk.kernel.run(
-        f"{command}\nimport time; time.sleep(0.5)", meanwhile=[at(after_s, kill)]
-    )
-    assert cell.status == "ok", cell.errors
-    walk.lose(*ranks, *killed)
-
-
-def new_pool(walk: Walk) -> None:
-    """Of another size."""
-    size = walk.random.choice((2, 3))
-    walk.doing += f" of {size}"
-    walk.here("%gpupool stop")
-    walk.start(size)

@@ -14,10 +14,6 @@ from tests.chaos.model import Either, Model, No
 from tests.notebook.kernel import Kernel
 from tests.support.processes import gone, until
 
-# What a process may gain over its first look, such as epoll sets and autograd's threads. A leak of
-# one an action is above it after a few dozen.
-MORE_DESCRIPTORS, MORE_THREADS = 32, 16
-
 LOOK = """
 def _look(names):
     import json, gpupool
@@ -44,7 +40,6 @@ class Notebook:
         self.kernel, self._folder = kernel, folder
         provisioner: Any = kernel.manager.provisioner
         self.process = psutil.Process(provisioner.pid)
-        self._first: dict[str, tuple[int, int]] = {}
 
     def members(self) -> dict[str, psutil.Process]:
         """ "starter", "controller", "rank 0" ... -> its process."""
@@ -77,18 +72,6 @@ class Notebook:
             return names ^ {"kernel", *pool}
 
         until(lambda: not strangers(), 5.0, f"only the pool's processes: {strangers()}")
-
-    def nothing_grows(self) -> None:
-        """Neither descriptors nor threads of any process."""
-
-        def has_grown(process: psutil.Process, first: tuple[int, int]) -> bool:
-            descriptors, threads = process.num_fds(), process.num_threads()
-            return descriptors > first[0] + MORE_DESCRIPTORS or threads > first[1] + MORE_THREADS
-
-        for name, process in {"kernel": self.process, **self.members()}.items():
-            now = process.num_fds(), process.num_threads()
-            first = self._first.setdefault(f"{name} {process.pid}", now)
-            until(lambda p=process, f=first: not has_grown(p, f), 5.0, f"{name}: {first} -> {now}")
 
     def files(self) -> list[Path]:
         """What lies in folders of the pool."""

@@ -82,13 +82,6 @@ class Model:
         self._rebind(names)
         self.handles |= set(names)
 
-    def delete(self, name: str) -> None:
-        """A cell has deleted a name on all ranks."""
-        for have in self.ranks:
-            del have[name]
-        self._lost.pop(name, None)
-        self._rebind([name])
-
     def lose(self, ranks: Iterable[int]) -> None:
         """These ranks were replaced."""
         for rank in ranks:
@@ -115,9 +108,9 @@ class Model:
         """Handles of which every rank has a value."""
         return [n for n in sorted(self.handles) if all(n in have for have in self.ranks)]
 
-    def holed(self) -> list[tuple[str, int]]:
-        """(name, rank) of the handles whose value went with a rank."""
-        return [(n, r) for n in sorted(self.handles) for r in sorted(self._lost.get(n, ()))]
+    def holed(self) -> list[str]:
+        """Handles whose value went with a rank."""
+        return [n for n in sorted(self.handles) if self._lost.get(n)]
 
     def _rebind(self, names: Iterable[str]) -> None:
         self.handles -= set(names)

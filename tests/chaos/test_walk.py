@@ -17,14 +17,10 @@ from tests.chaos.walk import Walk
 
 ACTIONS: dict[Callable[[Walk], None], float] = {
     variables.assign: 4,
-    variables.assign_on_some: 2,
     variables.assign_here: 4,
     variables.read: 5,
-    variables.delete: 1,
     variables.change_here: 3,
-    variables.use_import: 3,
     variables.sync: 3,
-    variables.read_what_is_lost: 2,
     faults.raise_on_one: 4,
     faults.stop: 6,
     faults.kill_idle: 4,
@@ -32,8 +28,6 @@ ACTIONS: dict[Callable[[Walk], None], float] = {
     faults.crash: 3,
     faults.kill_what_all_need: 1,
     faults.restart: 3,
-    faults.kill_in_restart: 2,
-    faults.new_pool: 1,
 }
 
 

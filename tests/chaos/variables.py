@@ -21,14 +21,6 @@ def assign(walk: Walk) -> None:
     both(walk, f"{name} = {value} + rank", assigns=name)
 
 
-def assign_on_some(walk: Walk) -> None:
-    name, value, ranks = walk.random.choice(NUMBERS), walk.value(), walk.some_ranks()
-    source = f"{name} = {value} + rank"
-    walk.doing += f": {source} on {ranks}"
-    walk.cell(source, f"-t {','.join(map(str, ranks))}")
-    walk.model.run(source, assigns=name, ranks=ranks)
-
-
 def assign_here(walk: Walk) -> None:
     source = f"{walk.random.choice(NUMBERS)} = {walk.value()}"
     walk.doing += f": {source}"
@@ -44,14 +36,6 @@ def read(walk: Walk) -> None:
         both(walk, f"{name} = {source} + 1000 * rank", source, name)
 
 
-def delete(walk: Walk) -> None:
-    for name in set(NUMBERS) & set(walk.model.whole()):
-        walk.doing += f": {name}"
-        walk.cell(f"del {name}")
-        walk.model.delete(name)
-        break
-
-
 def change_here(walk: Walk) -> None:
     """A list of the notebook's, changed in place, is sent again."""
     source = f"{SHARED}.append({walk.value()})"
@@ -62,31 +46,14 @@ def change_here(walk: Walk) -> None:
     both(walk, f"a = list({SHARED})[-1] + len({SHARED})", SHARED, "a")
 
 
-def use_import(walk: Walk) -> None:
-    """What a cell has imported is there on a new rank too."""
-    if not walk.has_imported:
-        walk.has_imported = True
-        walk.cell("import fractions\nfrom fractions import Fraction as Share")
-    value, name = walk.value(), walk.random.choice(NUMBERS)
-    source = f"{name} = int(Share({value}) + fractions.Fraction(rank))"
-    both(walk, source, assigns=name, means=f"{name} = {value} + rank")
-
-
 def sync(walk: Walk) -> None:
     """What one rank has, on all of them."""
-    chosen = walk.model.holed() or [(name, 0) for name in walk.model.whole()]
+    chosen = walk.model.holed() or walk.model.whole()
     if chosen:
-        name, rank = walk.random.choice(chosen)
-        has = [r for r, names in enumerate(walk.model.ranks) if name in names]
+        name = walk.random.choice(chosen)
+        has = [rank for rank, names in enumerate(walk.model.ranks) if name in names]
         if has:
             source = walk.random.choice(has)
-            walk.doing += f": {name} of {source}, lost on {rank}"
+            walk.doing += f": {name} of {source}"
             walk.here(f"%gpupool sync {source} {name}")
             walk.model.sync(source, name)
-
-
-def read_what_is_lost(walk: Walk) -> None:
-    if holed := walk.model.holed():
-        name, rank = walk.random.choice(holed)
-        walk.doing += f": {name} on {rank}"
-        walk.fails(f"_x = {name}", "NameError", f"{name} was lost with rank ")

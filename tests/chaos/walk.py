@@ -38,7 +38,6 @@ class Walk:
         self.seed, self.done, self.doing = seed, list[str](), ""
         self.random = random.Random(seed)
         self.model = Model(0)
-        self.has_imported = False  # a cell, on the ranks of this pool
         self.number = 0  # of the action
         self._ranks: dict[int, int] = {}  # rank -> pid, after the action before
         self._lost: set[int] = set()  # since then
@@ -64,13 +63,13 @@ class Walk:
 
     # ---- cells ----------------------------------------------------------------------------
 
-    def here(self, source: str, timeout_s: float = 100.0) -> Cell:
+    def here(self, source: str) -> Cell:
         """A cell of the notebook's own, which ends well."""
-        return self._well(self.kernel.run(source, timeout_s=timeout_s), source)
+        return self._well(self.kernel.run(source, timeout_s=100.0), source)
 
-    def cell(self, source: str, options: str = "") -> Cell:
+    def cell(self, source: str) -> Cell:
         """A cell on the ranks, which ends well."""
-        return self._well(self.kernel.run(f"%%spmd {options}\n{source}"), source)
+        return self._well(self.kernel.run(f"%%spmd\n{source}"), source)
 
     def fails(
         self,
@@ -78,14 +77,13 @@ class Walk:
         *words: str,
         presses: Sequence[float] = (),
         meanwhile: Sequence[Step] = (),
-        within_s: float = 15.0,
     ) -> str:
         """The message of a cell on the ranks, which ends with an error that has these words."""
         cell = self.kernel.run(
             f"%%spmd\n{source}",
             interrupt_after_s=presses,
             meanwhile=meanwhile,
-            timeout_s=SLOW * within_s,
+            timeout_s=SLOW * WORKS_S,
         )
         assert cell.status == "error", f"no error from {source!r}, but {cell.text[-500:]!r}"
         text = self._clean(cell)
@@ -127,7 +125,6 @@ class Walk:
     def start(self, world_size: int) -> None:
         """Start a pool."""
         self.here(f"%gpupool start --cpu -n {world_size}")
-        self.has_imported = False
         self.model.start(world_size)
         self._ranks = {}
 
@@ -199,7 +196,6 @@ class Walk:
         self.only_these_are_new()
         names_mean_what_they_must(self.kernel, self.model)
         self.notebook.only_the_pool(self.world_size)
-        self.notebook.nothing_grows()
 
     # ---- one after the other --------------------------------------------------------------
 

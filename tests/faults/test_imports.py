@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from gpupool import SpmdError
 from tests.faults.invariants import Faulty
-from tests.support.raising import raises
 
 pytestmark = pytest.mark.long
 
@@ -50,17 +47,4 @@ def test_after_an_error_of_another_rank_the_import_is_finished_and_then_the_cell
     assert error.errors[0].freed
     whole = f"import sys; sys.modules['{library}'].whole"
     assert dict(faulty.pool.run(whole, ranks=[0, 2])) == {0: True, 2: True}
-    faulty.check()
-
-
-def test_a_module_of_the_users_that_works_while_it_is_imported_hears_the_stop(
-    faulty: Faulty, tmp_path: Path
-) -> None:
-    Path(tmp_path, "users_script.py").write_text("import time\ntime.sleep(60)\n")
-    with raises(SpmdError, "", shown=" 0.5 s", ename="TimeoutError"):
-        faulty.pool.run(
-            f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport users_script", timeout_s=0.5
-        )
-    assert "users_script" not in sys.modules
-    faulty.pool.run(f"sys.path.remove({str(tmp_path)!r})")  # others share these ranks
     faulty.check()

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-import psutil
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
-from tests.support.processes import gone, reach, reached, until
+from tests.support.processes import reach, reached, until
 from tests.support.raising import frames_of_ours
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
@@ -118,14 +117,6 @@ def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
 
 
 @pytest.mark.long
-def test_pressing_again_is_harmless(kernel: Kernel) -> None:
-    for code in ("import time\ntime.sleep(60)", CODES["all-reduce"]):
-        cell = press(kernel, f"%%spmd\n{code}", 0.5, 0.6, 0.8)
-        assert_short(cell, "SpmdError: ")
-        assert_next_cell_works(kernel)
-
-
-@pytest.mark.long
 def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(
     kernel: Kernel, tmp_path: Path
 ) -> None:
@@ -141,27 +132,10 @@ def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(
     assert_next_cell_works(kernel)
 
 
-@pytest.mark.parametrize(
-    ("asked", "presses"),
-    [
-        ("await handle", (0.5, 0.6, 0.7)),
-        ("handle.result(30)", (0.5, 0.6)),
-    ],
-)
-def test_it_ends_a_cell_of_the_background_that_is_waited_for(
-    kernel: Kernel, asked: str, presses: tuple[float, ...]
-) -> None:
+def test_it_ends_a_cell_of_the_background_that_is_waited_for(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    assert_short(press(kernel, asked, *presses), "SpmdError: ")
+    assert_short(press(kernel, "await handle", 0.5, 0.6, 0.7), "SpmdError: ")
     assert_next_cell_works(kernel)
-
-
-@pytest.mark.long
-def test_it_leaves_a_cell_of_the_background_alone_that_nobody_waits_for(kernel: Kernel) -> None:
-    kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(2)\nrank")
-    cell = press(kernel, "import time\ntime.sleep(60)", 0.5)
-    assert [error["ename"] for error in cell.errors] == ["KeyboardInterrupt"]
-    assert kernel.run("handle.result()").text == "[0] 0\n[1] 1"
 
 
 # ---- a training ------------------------------------------------------------------------------
@@ -174,33 +148,7 @@ def test_it_ends_a_training_after_the_step_and_a_double_press_is_one(kernel: Ker
     assert_next_cell_works(kernel)
 
 
-@pytest.mark.long
-def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
-    kernel.run(TRAIN.format(step_s=60))
-    cell = press(kernel, "run.result()", 0.5, 4.0)
-    assert "SpmdError: KeyboardInterrupt" in cell.error_text
-    assert not frames_of_ours(cell.error_text)
-    assert_next_cell_works(kernel)
-
-
 # ---- the pool --------------------------------------------------------------------------------
-
-
-# other moments: tests/pool/upkeep/test_restart.py
-def test_an_interrupted_restart_says_so_in_one_line(kernel: Kernel) -> None:
-    code = "[*__import__('gpupool').current_pool().status().pids.values()]"
-    pid = int(kernel.run(code).text.strip("[]").split(",")[0])
-    starter = psutil.Process(pid).parent()
-    assert starter is not None
-    children = starter.children()
-    controller = next(child for child in children if child.name() == "gpupool:control")
-    controller.suspend()  # so that it is not over before
-    cell = press(kernel, "%gpupool restart", lambda: gone(pid))
-    controller.resume()
-    assert_short(cell, "%gpupool restart was interrupted. ")
-    kernel.run("%gpupool restart")
-    kernel.run("%%spmd\nkept = rank + 10")
-    assert_next_cell_works(kernel)
 
 
 def test_it_does_not_stop_a_stop(kernel: Kernel) -> None:
@@ -215,18 +163,5 @@ def test_it_does_not_stop_a_stop(kernel: Kernel) -> None:
     left = kernel.run(f"import psutil\n[pid for pid in {pids} if psutil.pid_exists(pid)]")
     assert left.text == "[]"
     assert kernel.run("%gpupool start --cpu -n 2").status == "ok"
-    kernel.run("%%spmd\nkept = rank + 10")
-    assert_next_cell_works(kernel)
-
-
-# one press alone ends a start in tests/faults/test_lifetime.py too
-@pytest.mark.long
-def test_it_ends_a_start_and_the_next_one_works(kernel: Kernel) -> None:
-    kernel.run("%gpupool stop")
-    cell = press(kernel, "%gpupool start --cpu -n 2", 0.4, 0.5, 0.6)
-    if cell.status == "error":  # else it was faster
-        assert_short(cell, "%gpupool start was interrupted. Nothing was left running.")
-        assert kernel.run("%gpupool").text.startswith("No pool runs in this notebook.")
-        assert kernel.run("%gpupool start --cpu -n 2").status == "ok"
     kernel.run("%%spmd\nkept = rank + 10")
     assert_next_cell_works(kernel)

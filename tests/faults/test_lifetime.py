@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ import gpupool
 from gpupool.pool import session
 from tests.notebook.kernel import Kernel
 from tests.support.processes import (
-    PATIENCE,
     family,
     folder_of,
     gone,
@@ -44,21 +42,6 @@ def kernel() -> Iterator[Kernel]:
     """One that may be killed."""
     with Kernel(PYTHONPATH=str(ROOT)) as kernel:
         yield kernel
-
-
-@pytest.fixture(scope="module")
-def lasting() -> Iterator[Kernel]:
-    """One for all tests that leave it alive: its starter has torch from the second pool on."""
-    with Kernel(PYTHONPATH=str(ROOT)) as kernel:
-        kernel.run("%load_ext gpupool")
-        yield kernel
-
-
-@pytest.fixture
-def fresh(lasting: Kernel) -> Kernel:
-    """A kernel without a pool."""
-    lasting.run("%gpupool stop")
-    return lasting
 
 
 def family_in(kernel: Kernel) -> dict[str, int]:
@@ -149,26 +132,13 @@ def test_an_interrupt_at_any_moment_of_its_start_loses_no_starter() -> None:
 
 
 @pytest.mark.long
-def test_a_kernel_that_is_busy_or_was_stopped_for_a_while_keeps_its_pool(fresh: Kernel) -> None:
-    fresh.run(START)
-    fresh.run("%%spmd\nkept = rank + 10")
-    pids, kernel_pid = family_in(fresh), pid_of(fresh)
-    fresh.run("import itertools, time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: 0")
-    os.kill(kernel_pid, signal.SIGSTOP)
-    time.sleep(4.0)
-    os.kill(kernel_pid, signal.SIGCONT)
-    assert "11" in fresh.run("%spmd kept").text
-    assert family_in(fresh) == pids
-
-
-@pytest.mark.long
 def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
-    kernel: Kernel, fresh: Kernel, tmp_path: Path
+    kernel: Kernel, clean_kernel: Kernel, tmp_path: Path
 ) -> None:
     """The one is killed while one of its ranks stands still and the other computes."""
     kernel.run(START)
-    fresh.run(START)
-    first, second, killed = family_in(kernel), family_in(fresh), pid_of(kernel)
+    clean_kernel.run(START)
+    first, second, killed = family_in(kernel), family_in(clean_kernel), pid_of(kernel)
     folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
     assert {"starter", "controller", "rank 0", "rank 1"} <= first.keys()
     assert not set(first.values()) & set(second.values())
@@ -181,8 +151,8 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     os.kill(killed, signal.SIGKILL)
     until(lambda: gone(*first.values()), GONE_S, "the end of all processes")
     until(lambda: not folder.exists(), GONE_S, "the folder's removal")
-    assert fresh.run("%spmd rank").status == "ok"
-    assert family_in(fresh) == second
+    assert clean_kernel.run("%spmd rank").status == "ok"
+    assert family_in(clean_kernel) == second
 
 
 # ---- the idle pool ---------------------------------------------------------------------------
@@ -190,15 +160,16 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
 
 @pytest.mark.long
 def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
-    fresh: Kernel,
+    clean_kernel: Kernel,
 ) -> None:
-    started = fresh.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
+    clean_kernel.run("%load_ext gpupool\n%gpupool stop")
+    started = clean_kernel.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
     (bar,) = started.outputs
     bars: list[str] = []
 
     def listen() -> None:
         while not (bars and "stopped after 4s without use" in bars[-1]):
-            content = fresh.client.get_iopub_msg(timeout=60)["content"]
+            content = clean_kernel.client.get_iopub_msg(timeout=60)["content"]
             if content.get("transient") == bar["transient"]:
                 bars.append(content["data"]["text/plain"])
 
@@ -206,46 +177,10 @@ def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
     assert ": idle, " in bars[0]
     assert " s if idle" in bars[0]
     assert bars[-1].startswith("Pool of 1: stopped")
-    cell = fresh.run("%%spmd\nprint('hello')")
+    cell = clean_kernel.run("%%spmd\nprint('hello')")
     assert (
         "no pool was running (the last one was stopped after 4s without use); started" in cell.text
     )
-
-
-@pytest.mark.long
-def test_on_a_terminal_the_warning_is_a_line() -> None:
-    script = (
-        "import time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
-        "shell = S.instance()\nshell.run_line_magic('load_ext', 'gpupool')\n"
-        "shell.run_line_magic('gpupool', 'start --cpu -n 1 --idle-timeout 2s')\ntime.sleep(4)"
-    )
-    output, _ = notebook(script).communicate(timeout=60)
-    assert "gpupool: the pool shuts down in " in output
-    assert "gpupool: the pool was stopped after 2s without use." in output
-
-
-# ---- stop ------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
-    fresh.run("%gpupool start --cpu -n 4")
-    pids = family_in(fresh)
-    fresh.run(
-        "%%spmd --nowait -o run\nimport itertools\nif rank < 2:\n    any(itertools.repeat(0))\n"
-        "dist.barrier()"
-    )
-    os.kill(pids["rank 3"], signal.SIGSTOP)
-    timer = threading.Timer(100, os.kill, [pids["starter"], signal.SIGKILL])
-    timer.start()
-    cell = fresh.run("%gpupool stop")
-    timer.cancel()
-    said, *told = cell.text.splitlines()
-    assert said == "Pool stopped."
-    # of the cell in the background, if its end has been heard of by then
-    assert not told or "(--nowait) has failed: EngineDiedError: the pool was stopped" in told[0]
-    assert cell.elapsed_s < PATIENCE * GONE_S  # the promise is one second, where nothing else runs
-    assert gone(*(pid for name, pid in pids.items() if name != "starter"))
 
 
 # ---- the starter ends first --------------------------------------------------------------------

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.long
 # In a run of 300 rounds a rank gained up to 36 MiB until round 200 and nothing after that: buffers
 # of bounded size, such as torch's flight recorder, fill up.
 MAX_MORE_MIB = 40.0
+WARM_UP, ROUNDS = 20, 100
 RAISES = """
 if rank == {rank}: raise ValueError("one")
 dist.all_reduce(torch.ones(1))
@@ -48,15 +49,12 @@ def go_round(faulty: Faulty, number: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("warm_up", "rounds"), [(10, 20), pytest.param(20, 100, marks=pytest.mark.long)]
-)
-def test_nothing_piles_up(faulty: Faulty, warm_up: int, rounds: int) -> None:
-    for number in range(warm_up):
+def test_nothing_piles_up(faulty: Faulty) -> None:
+    for number in range(WARM_UP):
         go_round(faulty, number)
     first, generation = footprints(faulty), faulty.pool.generation
     files = sorted(path.name for path in folder_of(faulty.pool).iterdir())
-    for number in range(rounds):
+    for number in range(ROUNDS):
         go_round(faulty, number)
 
     def what_has_grown() -> dict[str, tuple[Footprint, Footprint]]:
@@ -71,7 +69,7 @@ def test_nothing_piles_up(faulty: Faulty, warm_up: int, rounds: int) -> None:
         )
 
     until(lambda: not what_has_grown(), 10.0, f"{what_has_grown()}: flat")
-    assert faulty.pool.generation == generation + rounds
+    assert faulty.pool.generation == generation + ROUNDS
     more = len(list(folder_of(faulty.pool).iterdir())) - len(files)
     assert more <= 2, sorted({p.name for p in folder_of(faulty.pool).iterdir()} - set(files))
     stores = [path for path in folder_of(faulty.pool).iterdir() if "group" in path.name]

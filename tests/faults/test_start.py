@@ -12,13 +12,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 import gpupool
 from gpupool.pool import session
 from gpupool.pool.launchers import starter
-from tests.support.cgroups import pids_cgroup
 from tests.support.processes import gone, until
 from tests.support.raising import raises
 
@@ -80,42 +78,6 @@ def test_a_full_disk_is_named_and_nothing_is_left(small_disk: Path) -> None:
     until(lambda: [p.name for p in small_disk.iterdir()] == ["filler"], 3.0)
 
 
-def in_a_network_of_its_own(low: int, high: int) -> list[str]:
-    """A command prefix: a network with loopback alone, and only these ports to give away."""
-    script = (
-        f"ip link set lo up && echo {low} {high} > /proc/sys/net/ipv4/ip_local_port_range "
-        '&& exec "$@"'
-    )
-    prefix = ["unshare", "--net", "sh", "-c", script, "sh"]
-    tried = subprocess.run([*prefix, "true"], capture_output=True)
-    if tried.returncode != 0:
-        pytest.skip(f"needs a network namespace: {tried.stderr.decode().strip()}")
-    return prefix
-
-
-@pytest.mark.long
-def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
-    """A network of its own; a folder for temporary files that all may write to, on a disk that
-    fills up; a Python that prints when it starts; a notebook in a folder with files that are called
-    like modules of the library, which is then deleted.
-    """
-    small_disk.chmod(0o1777)
-    (small_disk / "python").mkdir()
-    (small_disk / "python/sitecustomize.py").write_text("print('7')")
-    folder = small_disk / "notebook"
-    folder.mkdir()
-    for name in ("profile", "selectors", "queue"):
-        (folder / f"{name}.py").write_text("raise ImportError('mine')")
-    first = f"import os, ipyparallel, shutil, time; os.chdir({str(folder)!r}); "
-    first += "from gpupool.pool.launchers import starter; starter.warm(); time.sleep(0.5)"
-    first += "; shutil.rmtree(os.getcwd())"
-    then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
-    python = f"PYTHONPATH={small_disk}/python:{Path.cwd()}"
-    network = in_a_network_of_its_own(32768, 60999)
-    told = start(small_disk, *network, "env", python, first=first, then=then)
-    assert told[:3] == [7, {"0": 2.0, "1": 2.0}, {"0": 0, "1": 2}]
-
-
 def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -127,29 +89,6 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     assert "ImportError: libcudart.so.99: cannot open" in told["text"]
     assert isinstance(left, list)
     until(lambda: gone(*left), 3.0)
-
-
-@pytest.mark.long
-def test_the_starter_that_load_ext_started_is_not_seen_in_the_way() -> None:
-    """What a user pays who never starts a pool: a process, and nothing in the foreground."""
-    script = (
-        "import sys, time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
-        "S.instance().run_line_magic('load_ext', 'gpupool')\n"
-        "print('torch' in sys.modules, 'ipyparallel' in sys.modules, flush=True)\ntime.sleep(60)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "False False\n"
-        client = psutil.Process(process.pid)
-        until(lambda: len(client.children(recursive=True)) == 1, 10.0)
-        (starter,) = client.children()
-        until(lambda: starter.cpu_times().user > 0.5, 30.0)  # it imports torch meanwhile
-        until(lambda: starter.status() == psutil.STATUS_SLEEPING, 30.0)
-        assert starter.num_threads() == 1
-        process.kill()
-    until(lambda: gone(starter.pid), 3.0)
 
 
 @pytest.mark.long
@@ -207,13 +146,3 @@ def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path:
     assert own.stat().st_mode & 0o777 == 0o700
     _, users, _ = start(tmp_path, "env", "TORCHINDUCTOR_CACHE_DIR=/mine", then=then)
     assert users == "/mine"
-
-
-@pytest.mark.long
-def test_too_few_processes_are_named(tmp_path: Path) -> None:
-    with pids_cgroup(36) as group:
-        join = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
-        told, *_ = start(tmp_path, *join)
-    assert isinstance(told, dict)
-    assert "no more processes or threads may be started" in told["text"]
-    assert "being replaced" not in told["text"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gpupool
-from gpupool.engine.checkpoint.files import Checkpoints, unsealed
+from gpupool.engine.checkpoint.files import Checkpoints
 from tests.engine.checkpoint.test_files import resealed, zipped
 from tests.fuzz.limits import fuzzed, only_our_errors
 
@@ -92,26 +92,3 @@ def test_weights_of_any_content(tmp_path_factory: pytest.TempPathFactory, conten
     model = nn.Linear(3, 2)
     with only_our_errors():
         assert isinstance(gpupool.load_weights(model, str(path)), nn.Linear)
-
-
-@fuzzed
-@given(st.binary(max_size=200) | st.integers(0, 2**64 - 1).map(lambda n: struct.pack("<Q", n)))
-def test_safetensors_of_any_content(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
-    path.write_bytes(content)
-    with only_our_errors():
-        gpupool.load_weights(nn.Linear(3, 2), str(path))
-
-
-@fuzzed
-@given(st.data())
-def test_a_seal_of_any_content(data: st.DataObject) -> None:
-    whole = resealed(ZIPPED)
-    assert unsealed(whole) == ZIPPED
-    at = data.draw(st.integers(0, len(whole) - 1))
-    changed = bytearray(whole)
-    changed[at] ^= data.draw(st.integers(1, 255))
-    with only_our_errors():
-        assert unsealed(bytes(changed)) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.notebook.cells.lines import Lines, fold_bars
+from gpupool.notebook.cells.lines import fold_bars
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.terminal_text import as_shown, line_as_shown
 from gpupool.spmd.output import NormalText, fold_alike
@@ -54,17 +54,6 @@ def test_any_text_is_drawn(text: str) -> None:
     assert tags.text == Tags(ansi.to_html(plain)).text or "\x1b" in plain
     assert len(re.findall("\x1b", coloured)) <= text.count("\x1b")
     assert len(shown) <= len(text)
-
-
-@fuzzed
-@given(st.lists(texts, max_size=10))
-def test_any_stream_becomes_lines(pieces: list[str]) -> None:
-    with only_our_errors():
-        lines = Lines()
-        for piece in pieces:
-            lines.feed(0, piece)
-            lines.partial()
-        lines.rest(0)
 
 
 @pytest.mark.long

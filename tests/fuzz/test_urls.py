@@ -1,4 +1,4 @@
-"""Any environment and any URL: no exception, linear time, and no password is shown or inherited."""
+"""Any password in any URL: no exception, linear time, and it is neither shown nor inherited."""
 
 from __future__ import annotations
 
@@ -6,30 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.wire import environ
-from gpupool.core.wire.masking import passwords, without_passwords
+from gpupool.core.wire.masking import without_passwords
 from tests.fuzz.limits import fuzzed, only_our_errors
 
-any_text = st.text() | st.text("/:@?&=#;%. \"'htps0az")
-names = st.text(min_size=1) | st.sampled_from(["JWT", "API_KEY", "HTTPS_PROXY", "PATH", "A[", "*"])
 secret = st.text("QRSTUVWXYZ0123456789-_~%+=!$", min_size=10, max_size=60)
-
-
-@fuzzed
-@given(any_text, st.dictionaries(names, any_text), st.lists(names | any_text))
-def test_any_text_is_looked_through(
-    text: str, variables: dict[str, str], patterns: list[str]
-) -> None:
-    with only_our_errors():
-        found = passwords(text)
-        without_passwords(text)
-        kept = environ.inheritable(variables)
-        sent = environ.sent_after_start(variables)
-        environ.secret_values(variables)
-    assert "" not in found
-    assert not set(kept) & set(sent)
-    assert set(kept) | set(sent) <= set(variables)
-    with only_our_errors():
-        environ.select(patterns, variables)
 
 
 @fuzzed

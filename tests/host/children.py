@@ -35,20 +35,6 @@ def hold_the_gil() -> None:
     libc.sleep(60)
 
 
-def wait_for_interrupt() -> None:
-    try:
-        print("up", flush=True)
-        time.sleep(60)
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-
-
-def end_with_three() -> None:
-    for i in range(100):
-        print("line", i)
-    sys.exit(3)
-
-
 def crash() -> None:
     faulthandler.enable()
     ctypes.string_at(0)
@@ -68,10 +54,3 @@ def tell_surroundings() -> None:
     print("fds", sorted(map(int, os.listdir("/proc/self/fd")))[:-1])
     print("signals", signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.set_wakeup_fd(-1))
     print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
-
-
-def eat_memory() -> None:
-    print("up", flush=True)
-    eaten = []
-    while True:
-        eaten.append(b"x" * (8 << 20))

@@ -139,24 +139,6 @@ def test_a_dead_client_is_noticed_though_a_child_it_forked_holds_the_pipe_open(
         starter.end()
 
 
-def test_a_client_that_dies_during_the_start_leaves_nothing(tmp_path: Path) -> None:
-    starter = StarterUnderTest(tmp_path / "starter", "torch")
-    for rank in range(4):
-        starter.ask("sleep", f"rank {rank}")
-    starter.hang_up()
-    starter.process.wait(PATIENCE * GONE_S)
-    assert not starter.folder.exists()
-    starter.end()
-
-
-def test_starter_killed_then_its_children_go_too(starter: StarterUnderTest) -> None:
-    first, second = starter.spawn("sleep", "rank 0"), starter.spawn("deaf", "rank 1")
-    starter.log("up", "rank 1")
-    os.kill(second, signal.SIGSTOP)
-    starter.process.kill()
-    until(lambda: gone(first, second), GONE_S)
-
-
 @pytest.mark.long
 def test_a_starter_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
     starter = StarterUnderTest(tmp_path / "starter", warm_s=2.0)
@@ -171,14 +153,6 @@ def test_a_starter_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
 
 
 # ---- ends are told ---------------------------------------------------------------------------
-
-
-def test_an_end_is_told_with_its_status_and_the_end_of_the_log(starter: StarterUnderTest) -> None:
-    starter.spawn("end_with_three")
-    event = starter.event()
-    assert (event["kind"], event["name"], event["status"]) == ("exited", "rank 0", 3)
-    lines = event["log_tail"].splitlines()
-    assert (len(lines), lines[-1]) == (20, "line 99")
 
 
 def test_of_a_crash_its_frames_are_told_and_not_again_of_who_comes_after_it(
@@ -205,50 +179,6 @@ def test_what_a_dead_child_had_forked_goes_with_it(starter: StarterUnderTest) ->
     starter.send(kind="stop")
     assert starter.event() == {"kind": "stopped"}
     assert gone(in_a_session_of_its_own)
-
-
-def test_a_child_killed_for_lack_of_memory_is_told_as_such(starter: StarterUnderTest) -> None:
-    group = Path("/sys/fs/cgroup/memory") / f"gpupool-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"needs a memory cgroup (v1) of its own: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(200 << 20))
-        (group / "cgroup.procs").write_text(str(starter.process.pid))
-        starter.spawn("eat_memory")
-        event = starter.event()
-        assert (event["name"], event["status"]) == ("rank 0", -9)
-        assert event["cause"] == (
-            "out of host memory: the memory limit of its cgroup (0.2 GiB) was reached"
-        )
-    finally:
-        starter.end()
-        until(lambda: not (group / "cgroup.procs").read_text(), 5.0)
-        group.rmdir()
-
-
-def test_a_fork_that_fails_is_told_with_the_reason_and_costs_no_other(
-    starter: StarterUnderTest,
-) -> None:
-    survivor = starter.spawn("sleep", "rank 1")
-    group = Path("/sys/fs/cgroup/pids") / f"gpupool-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"needs a pids cgroup (v1) of its own: {error}")
-    try:
-        (group / "pids.max").write_text("1")
-        (group / "cgroup.procs").write_text(str(starter.process.pid))
-        starter.ask("sleep")
-        event = starter.event()
-        assert (event["kind"], event["name"], event["status"]) == ("exited", "rank 0", 1)
-        assert event["cause"].startswith("no more processes or threads may be started")
-        assert not gone(survivor)
-    finally:
-        starter.end()
-        until(lambda: not (group / "cgroup.procs").read_text(), 5.0)
-        group.rmdir()
 
 
 # ---- stop and kill ---------------------------------------------------------------------------
@@ -336,18 +266,6 @@ def test_a_child_holds_no_lock_of_a_gpu(starter: StarterUnderTest) -> None:
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     path.unlink()
-
-
-def test_a_signal_reaches_the_child_it_is_meant_for(starter: StarterUnderTest) -> None:
-    starter.spawn("wait_for_interrupt", "rank 0")
-    other = starter.spawn("sleep", "rank 1")
-    starter.log("up")
-    starter.process.send_signal(signal.SIGINT)  # at a terminal: the client's affair
-    starter.send(kind="signal", name="rank 7", number=signal.SIGINT)  # not there: nothing happens
-    starter.send(kind="signal", name="rank 0", number=signal.SIGINT)
-    event = starter.event()
-    assert (event["name"], event["status"], event["log_tail"]) == ("rank 0", 0, "up\ninterrupted")
-    assert not gone(other)
 
 
 # ---- what is imported ------------------------------------------------------------------------

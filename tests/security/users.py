@@ -59,12 +59,6 @@ class User:
             timeout=150,
         )
 
-    def python(self, code: str, *arguments: str) -> str:
-        """What Python code prints; fails if it fails."""
-        done = self.run(sys.executable, "-c", code, *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
     def act(self, module: str, *arguments: object) -> Actor:
         """Start a module of this folder that serves commands."""
         command = [sys.executable, "-u", "-m", f"tests.security.{module}", *map(str, arguments)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import gpupool
 from gpupool import Pool
 from gpupool.pool import session
 from tests.security.lines import serve
-from tests.support.processes import family, folder_of, until
+from tests.support.processes import family, until
 
 NUM_SAMPLES = 32
 
@@ -73,17 +72,6 @@ def listeners() -> list[tuple[str, int]]:
     )
 
 
-def files() -> dict[str, int]:
-    """Path -> mode of the pool's private folder, and of all that is in it."""
-    folder = folder_of(_pool()).parent
-    return {str(one): stat.S_IMODE(one.lstat().st_mode) for one in (folder, *folder.rglob("*"))}
-
-
-def client_file() -> str:
-    """What an ipyparallel client needs to connect."""
-    return str(folder_of(_pool()) / "profile" / "security" / "ipcontroller-client.json")
-
-
 def publish() -> int:
     """Publish for ever, to everybody; the port. Not the pool's: what can be heard, is."""
     socket = zmq.Context.instance().socket(zmq.PUB)
@@ -113,7 +101,7 @@ def _pids(pool: Pool) -> dict[str, int]:
 
 if __name__ == "__main__":
     Path.cwd()  # a user without a folder has no pool
-    commands = (start, run, train, kill, status, listeners, files, client_file, publish, stop)
+    commands = (start, run, train, kill, status, listeners, publish, stop)
     serve({command.__name__: command for command in commands})
     stop()
     os._exit(0)  # the thread that publishes does not end

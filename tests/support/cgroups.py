@@ -19,29 +19,16 @@ def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
     A process joins it by writing 0 into its file `cgroup.procs`, with all that it starts from then
     on. At the end it waits until all of them have ended.
     """
-    with _cgroup("memory", "memory.limit_in_bytes", "memory.max", limit_bytes) as folder:
-        yield folder
-
-
-@contextmanager
-def pids_cgroup(limit: int) -> Iterator[Path]:
-    """As above, for so many processes and threads."""
-    with _cgroup("pids", "pids.max", "pids.max", limit) as folder:
-        yield folder
-
-
-@contextmanager
-def _cgroup(kind: str, name_v1: str, name_v2: str, most: int) -> Iterator[Path]:
-    v1, v2 = Path("/sys/fs/cgroup") / kind, Path("/sys/fs/cgroup")
-    parent, limit = (v1, name_v1) if v1.is_dir() else (v2, name_v2)
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
     folder = parent / f"gpupool-test-{uuid4().hex}"
     try:
         folder.mkdir()
-        (folder / limit).write_text(str(most))
+        (folder / limit).write_text(str(limit_bytes))
     except OSError as error:
         if folder.is_dir():
             folder.rmdir()
-        pytest.skip(f"no control group with a limit of its {kind} can be made here: {error}")
+        pytest.skip(f"no control group with a limit of its memory can be made here: {error}")
     try:
         yield folder
     finally:

@@ -15,7 +15,7 @@ from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain
 from tests.spmd.test_cell import Notes
 from tests.support.raising import frames_of_ours, raises
-from tests.support.waits import peers, touch, until_there
+from tests.support.waits import peers, until_there
 
 Fails = Callable[..., SpmdError]
 
@@ -115,12 +115,6 @@ def test_a_cell_that_cannot_be_parsed_shows_its_own_line(
     assert "/tmp" not in shown(error)
 
 
-def test_warnings_are_the_same_on_all_ranks_and_so_fold(run: Callable[..., SpmdRun]) -> None:
-    result = run("import warnings\nx = 1\nwarnings.warn('careful')", 12).result()
-    assert result.text(0) == result.text(1)
-    assert ":3: UserWarning: careful\n  warnings.warn('careful')" in result.text(0)
-
-
 # ---- what ------------------------------------------------------------------------------------
 
 
@@ -209,35 +203,6 @@ def test_the_rank_that_failed_first_is_shown_and_where_the_others_waited(
     )
     said = shown(error).splitlines()[-1]
     assert re.fullmatch(r"rank 0: waiting in barrier \(Cell In\[12\], line 3\)", said)
-
-
-def test_an_error_of_its_own_is_not_taken_for_a_freed_collective(fails: Fails) -> None:
-    error = fails(
-        "import time\nif rank == 1:\n    raise ValueError('first')\n"
-        "try: time.sleep(60)\nexcept KeyboardInterrupt: pass\nraise KeyError('own')"
-    )
-    assert not any(e.freed for e in error.errors.values())
-    assert shown(error).endswith("\nrank 0: KeyError: 'own' (Cell In[12], line 6)")
-
-
-def test_a_rank_that_only_computed_is_stopped_at_its_line(fails: Fails, tmp_path: Path) -> None:
-    sleeps = tmp_path / "sleeps"
-    error = fails(
-        f"import time\nif rank == 1:\n{until_there(sleeps, margin='    ')}\n"
-        f"    raise ValueError('first')\n{touch(sleeps)}; time.sleep(60)"
-    )
-    assert str(error) == (
-        "rank 1: ValueError: first (1 of 2 ranks failed, 1 stopped; Cell In[12], line 5)"
-    )
-    assert shown(error).endswith("\nrank 0: stopped at Cell In[12], line 6")
-
-
-def test_equal_errors_at_different_lines_are_not_the_same(fails: Fails) -> None:
-    error = fails("if rank:\n    raise ValueError('x')\nraise ValueError('x')")
-    assert "(2 of 2 ranks failed; " in str(error)
-    assert len(error.others()) == 1
-    same = fails("raise ValueError(object())")  # whose address differs
-    assert "(the same on 2 of 2 ranks; " in str(same)
 
 
 # ---- waiting ---------------------------------------------------------------------------------

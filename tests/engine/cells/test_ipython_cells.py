@@ -19,21 +19,16 @@ SUM = "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
     ("cell", "text", "value"),
     [
         ("%time x = 40 + 2\nx", r"CPU times: .*\nWall time: ", 42),
-        ("%%time\nx = 43\nx", r"CPU times: .*\nWall time: ", 43),
         ("%timeit -n 1 -r 1 pass", r"± .* per loop", None),
         ("%env GPUPOOL_TEST_X=1\nimport os; os.environ['GPUPOOL_TEST_X']", "env: GPUPOOL", "1"),
         ("!echo from the shell", "from the shell\n", None),
-        ("lines = !echo one; echo two\nlist(lines)", "", ["one", "two"]),
         ("%%bash\necho from bash", "from bash\n", None),
         ("%%capture held\nprint('hidden')", "^$", None),
         ("held.stdout", "^$", "hidden\n"),
         ("%load_ext autoreload\n%autoreload 2", "^$", None),
         ("number = 41\nnumber?", r"Type: +int\nString form: 41\n", None),
-        ("def documented():\n    'what it does'\ndocumented??", "what it does", None),
-        ("nosuchname?", "Object `nosuchname` not found", None),
         ("import asyncio\nawait asyncio.sleep(0)\n7", "^$", 7),
         ("%debug", "`%gpupool debug RANK` opens the debugger where that rank failed last", None),
-        ("%pdb off", "turned OFF", None),
     ],
 )
 def test_a_cell_is_ipython(pool2: Pool, cell: str, text: str, value: object) -> None:
@@ -79,13 +74,9 @@ def in_a_folder_of_scripts(pool2: Pool, tmp_path: Path) -> Iterator[None]:
     ("cell", "message", "where"),
     [
         ("%run fails.py", "ZeroDivisionError", "fails.py, line 4"),
-        ("%run -m fails", "ZeroDivisionError", "fails.py, line 4"),
         ("%run exits.py", "SystemExit: 3", "exits.py, line 2"),
         ("%run parses.py --nope", "SystemExit: 2", "parses.py, line 2"),
-        ("%run no_such.py", "no_such.py", ""),
-        ("%run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
         ("%%time\n%run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
-        ("%%capture\n%run fails_on_one.py", "rank 1: ValueError", "fails_on_one.py, line 3"),
         ("%%capture\nif rank: 1 / 0\ndist.barrier()", "rank 1: ZeroDivision", "pool.run, line 2"),
         ("%%capture held\nx = (", "SyntaxError: incomplete input", "pool.run"),
         ("%%capture\n%%time\n1 / 0", "ZeroDivisionError", "pool.run, line 3"),
@@ -116,16 +107,8 @@ def test_the_cell_ends_where_its_script_fails(pool2: Pool) -> None:
     assert pool2.run("%run -e exits.py\n5")[0] == 5  # -e: its status is of no interest
 
 
-def test_a_script_binds_names_of_the_rank_but_not_those_of_every_cell(
-    pool2: Pool, tmp_path: Path
-) -> None:
-    (tmp_path / "tool.py").write_text("rank, found = 7, [1, 2]\n")
-    pool2.run(f"%run {tmp_path}/tool.py")
-    assert pool2.run("rank, found")[1] == (1, [1, 2])
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("cell", ["!sleep 60", "x = !sleep 60", "%%bash\nsleep 60"])
+@pytest.mark.parametrize("cell", ["!sleep 60", "%%bash\nsleep 60"])
 def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None:
     pool2.run("went_on = False")
     with raises(SpmdError, "", shown=" 1 s", ename="TimeoutError"):
@@ -133,15 +116,7 @@ def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None
     assert not pool2.run("went_on")[0]
 
 
-def test_a_figure_is_shown(pool2: Pool) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    cell = "%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);"
-    result = pool2.run(cell, timeout_s=60)
-    for rank in (0, 1):
-        assert "image/png" in result.outputs[rank].displays[-1]["data"]
-
-
-@pytest.mark.parametrize("leave", ["sys.exit()", "sys.exit(0)", "raise SystemExit", "exit()"])
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "exit()"])
 def test_a_cell_may_end_early(pool2: Pool, leave: str) -> None:
     pids = pool2.status().pids
     pool2.run(f"import sys\nreached = 1\nif True:\n    {leave}\nreached = 2")
@@ -149,7 +124,7 @@ def test_a_cell_may_end_early(pool2: Pool, leave: str) -> None:
     assert pool2.status().pids == pids
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(3)", "raise SystemExit(3)", "exit(3)", "quit(3)"])
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "quit(3)"])
 def test_an_end_with_a_status_is_an_error(pool2: Pool, leave: str) -> None:
     with pytest.raises(SpmdError, match="SystemExit: 3") as caught:
         pool2.run(f"import sys\n{leave}")
@@ -162,10 +137,7 @@ def test_an_end_with_a_status_is_an_error(pool2: Pool, leave: str) -> None:
     [
         ("input('your name? ')", "input(): a rank cannot ask for input. Ask in a cell of"),
         ("import getpass; getpass.getpass()", "getpass():"),
-        ("import code; code.interact()", "input():"),
-        ("help()", "input():"),
         ("breakpoint()", "breakpoint():"),
-        ("import pdb; pdb.set_trace()", "set_trace():"),
         ("from IPython.core.debugger import set_trace; set_trace()", "set_trace():"),
         ("import pdb; pdb.Pdb().set_trace()\nx = 1", "input():"),
     ],

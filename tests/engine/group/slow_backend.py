@@ -55,17 +55,6 @@ class SlowGroup(dist.ProcessGroup):
             self._frees.release()
 
 
-def end_later(group: SlowGroup, after_s: float) -> None:
-    """Have an abort of the group take so long, from when it begins."""
-
-    def wait() -> None:
-        group.has_begun.wait()
-        group.may_end.wait(after_s)
-        group.may_end.set()
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def register() -> None:
     """Have torch know it in this process."""
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
 import weakref
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from gpupool.data import device as devices
@@ -17,6 +14,7 @@ from gpupool.engine.cells import torchrun
 from gpupool.engine.group import abort, forming
 from gpupool.engine.group.abort import abort_collectives, finish_aborts
 from tests.engine.group import slow_backend
+from tests.engine.group.later import Later
 from tests.engine.group.torch_ranks import run_ranks
 
 
@@ -82,28 +80,15 @@ def test_no_group_ends_while_it_is_being_aborted(how: str) -> None:
     assert run_ranks(leave_meanwhile, how, n=1) == [([], True)]
 
 
-class Busy(devices.Device):
-    """A device that still computes what it was given, until `may_end` is set."""
-
-    lags = True
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.may_end = threading.Event()
-
-    def is_done(self) -> bool:
-        """As of a GPU behind a collective that no peer comes to."""
-        return self.may_end.is_set()
-
-
 def destroy_on_a_busy_device(rank: int) -> bool:
     torchrun.install()
-    device = Busy()
+    device = Later()  # as a GPU behind a collective that no peer comes to
+    device.done.clear()
     devices.put(device)
     (thread,) = in_threads(dist.destroy_process_group)
     thread.join(0.2)
     waits = thread.is_alive()
-    device.may_end.set()
+    device.done.set()
     thread.join(10)
     assert not dist.is_initialized()
     return waits
@@ -111,21 +96,3 @@ def destroy_on_a_busy_device(rank: int) -> bool:
 
 def test_a_group_is_destroyed_when_the_device_has_done_what_was_queued() -> None:
     assert run_ranks(destroy_on_a_busy_device, n=1) == [True]
-
-
-def forget(rank: int) -> bool:
-    group = slow_backend.new_group()
-    gone = weakref.ref(group)
-    group.may_end.set()
-    abort_collectives()
-    assert finish_aborts()
-    dist.destroy_process_group()
-    del group
-    until = time.monotonic() + 10
-    while gone() is not None and time.monotonic() < until:
-        gc.collect()
-    return gone() is None
-
-
-def test_a_group_that_was_aborted_is_not_kept() -> None:
-    assert run_ranks(forget, n=1) == [True]

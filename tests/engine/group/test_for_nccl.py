@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -44,13 +43,6 @@ def form_on_gpu_3(rank: int, folder: str) -> str:
 def test_a_group_on_nccl_is_bound_to_the_ranks_own_gpu(tmp_path: Path) -> None:
     (error,) = run_ranks(form_on_gpu_3, str(tmp_path), n=1)
     assert "device_id cuda:3 is out of range" in error
-
-
-def test_a_group_that_is_asked_for_without_a_back_end_has_the_pools(pool: Pool) -> None:
-    ask = "import datetime; dist.init_process_group(timeout=datetime.timedelta(seconds=78))"
-    found = "dist.distributed_c10d._world.pg_map[dist.group.WORLD][0]"
-    assert dict(pool.run(f"{ask}\n{found}")) == {0: "gloo", 1: "gloo"}
-    pool.run("dist.destroy_process_group()")
 
 
 @pytest.mark.parametrize("ask", ["init_process_group('nccl')", "new_group([0, 1], backend='nccl')"])
@@ -94,14 +86,3 @@ def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) ->
     finally:
         for answer in pool.ask(SetEnvironment({NETWORK: "lo"}, [], False), [0, 1]).values():
             answer.result(30)
-
-
-def test_ranks_find_what_nccl_and_the_compiler_read(pool: Pool) -> None:
-    names = (
-        "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_DUMP_ON_TIMEOUT", "NCCL_NET",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
-    )  # fmt: skip
-    found: Any = pool.run(f"import os; [os.environ[name] for name in {names}]")[0]
-    assert found == ["=lo", "WARN", "0", "Socket", "0"]
-    threads = "os.environ['TORCHINDUCTOR_COMPILE_THREADS'] == os.environ['OMP_NUM_THREADS']"
-    assert pool.run(f"import os; {threads}")[0]

@@ -76,17 +76,6 @@ def test_another_process_of_this_user_is_no_stranger() -> None:
     assert run_ranks(with_a_guest, "127.0.0.1", os.getuid()) == [[True, 2.0], [None, 2.0]]
 
 
-def who_hangs_up(rank: int) -> bool:
-    for port in ports():
-        socket.create_connection(("127.0.0.1", port)).close()
-    until(lambda: len(gloo_connections()) == 2, 10.0, "gloo's taking the connection")
-    return refuse_strangers()
-
-
-def test_who_hangs_up_without_a_word_is_no_danger() -> None:
-    assert run_ranks(who_hangs_up) == [True] * 2
-
-
 def see(rank: int) -> bool:
     return refuse_strangers()
 

@@ -13,7 +13,6 @@ from tests.support.waits import peers
 
 SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 TIMEOUT = "str(dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout)"
-ASK = "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=77))"
 
 
 @pytest.fixture
@@ -35,7 +34,6 @@ def both(value: object) -> dict[int, object]:
         "import os; os.environ['MASTER_PORT'] = '12355'\n"
         "dist.init_process_group('gloo', 'tcp://localhost:12355', rank=rank, world_size=2)",
         "from torch.distributed import init_process_group\ninit_process_group()",
-        "torch.distributed.distributed_c10d.init_process_group(device_id=torch.device('cpu:0'))",
     ],
 )
 def test_a_group_that_is_as_asked_is_kept(pool: Pool, ask: str) -> None:
@@ -43,17 +41,6 @@ def test_a_group_that_is_as_asked_is_kept(pool: Pool, ask: str) -> None:
     pool.run("before = dist.group.WORLD")
     assert dict(pool.run(f"{ask}\ndist.group.WORLD is before")) == both(True)
     assert dict(pool.run(SUM)) == both(2.0)
-    assert pool.generation == generation
-
-
-@pytest.mark.long
-def test_another_timeout_is_formed_and_stays_for_the_next_cells(pool: Pool) -> None:
-    generation = pool.generation
-    assert dict(pool.run(f"{ASK}\n{SUM}")) == both(2.0)
-    model = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-    assert dict(pool.run(f"{model}net = DDP(torch.nn.Linear(1, 1))\n{TIMEOUT}")) == both("0:01:17")
-    pool.run(ASK)  # the cell is run once more: the same is asked for
-    pool.run("net(torch.ones(2, 1)).sum().backward()")
     assert pool.generation == generation
 
 
@@ -72,27 +59,6 @@ def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> No
     assert dict(pool.run(SUM)) == both(2.0)
 
 
-@pytest.mark.long
-def test_a_group_left_by_one_rank_or_by_a_cell_that_fails_is_there_again(pool: Pool) -> None:
-    pool.run("dist.destroy_process_group()", ranks=1)
-    assert dict(pool.run(SUM)) == both(2.0)
-    with pytest.raises(SpmdError, match="ZeroDivisionError"):
-        pool.run("dist.destroy_process_group()\n1 / 0")
-    assert dict(pool.run(SUM)) == both(2.0)
-
-
-def test_a_group_can_be_left_and_formed_many_times_in_a_cell(pool: Pool) -> None:
-    again = "dist.destroy_process_group()\n    dist.init_process_group()\n    dist.barrier()"
-    assert dict(pool.run(f"for _ in range(5):\n    {again}\n{SUM}")) == both(2.0)
-
-
-def test_groups_of_the_users_own_are_left_for_good_and_the_default_one_stays(pool: Pool) -> None:
-    pool.run("sub = dist.new_group([0, 1])\ndist.destroy_process_group(sub)")
-    with pytest.raises(SpmdError, match="not initialized in the world group map"):
-        pool.run("dist.get_backend(sub)")
-    assert dict(pool.run(SUM)) == both(2.0)
-
-
 @pytest.mark.parametrize(
     ("ask", "shown"),
     [
@@ -107,31 +73,6 @@ def test_a_place_that_is_not_this_ranks_is_refused(
         pool.run(f"dist.init_process_group('gloo', {ask})")
     assert not frames_of_ours(caught.value.first.traceback)
     assert dict(pool.run(SUM)) == both(2.0)
-
-
-def test_a_place_in_the_environment_that_is_not_this_ranks_is_refused(pool: Pool) -> None:
-    shown = ("init_process_group: world_size 1 ", " WORLD_SIZE, ", " 2. ")
-    with raises(SpmdError, "", shown=shown, ename="ValueError"):
-        pool.run("import os; os.environ['WORLD_SIZE'] = '1'\ndist.init_process_group()")
-    pool.run("os.environ['WORLD_SIZE'] = '2'")
-
-
-def test_a_backend_that_is_not_there_is_torchs_error_and_the_next_cell_has_a_group(
-    pool: Pool,
-) -> None:
-    with pytest.raises(SpmdError):
-        pool.run("dist.init_process_group('nosuch')")
-    assert dict(pool.run(SUM)) == both(2.0)
-
-
-@pytest.mark.long
-def test_a_store_of_the_users_own_makes_a_group_of_its_own_for_the_cell(pool: Pool) -> None:
-    alone = (
-        "import tempfile\nstore = dist.FileStore(tempfile.mktemp(), 1)\n"
-        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\ndist.get_world_size()"
-    )
-    assert dict(pool.run(alone)) == both(1)
-    assert dict(pool.run("dist.get_world_size()")) == both(2)
 
 
 @pytest.mark.parametrize("failing", [0, 1])

@@ -20,16 +20,9 @@ class Tee:
 ACTS = {
     "star import": "from math import *",
     "reset": "%reset -f",
-    "del": "del rank, world_size, device, torch, dist",
-    "clear": "globals().clear()",
     "none": "import sys; sys.stdout = sys.stderr = None",
-    "no flush": f"import sys\n{_TEE}\nsys.stdout = Tee()",
     "flush fails": f"import sys\n{_TEE}\nsys.stdout = Tee(); sys.stdout.flush = lambda: 1 / 0",
     "closed file": "import os, sys\nwith open(os.devnull, 'w') as f: sys.stdout = f",
-    "closed log": (
-        f"import os, sys\n{_TEE}\nsys.stderr = Tee(); log = open(os.devnull); log.close()\n"
-        "sys.stderr.flush = log.flush"
-    ),
     "close": "import sys; sys.stdout.close(); sys.stderr.close(); sys.stdout.buffer.close()",
     "signals": (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -44,7 +37,6 @@ ACTS = {
         "import builtins, os\nkept = getattr(builtins, 'kept_environment', {})\n"
         "builtins.kept_environment = {**kept, **os.environ}; os.environ.clear()"
     ),
-    "streams gone": "import sys\ndef later(): del sys.stdout\nlater(); sys.stdout = 3",
 }
 NEXT = """
 import subprocess, sys
