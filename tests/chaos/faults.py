@@ -6,6 +6,7 @@ import signal
 
 from tests.chaos.model import Either
 from tests.chaos.walk import NUMBERS, Walk, at
+from tests.support.processes import gone, until
 
 WAITS = (  # what ranks do when they are stopped; each would never end
     "while True: pass",
@@ -86,7 +87,10 @@ def kill_what_all_need(walk: Walk) -> None:
         kill = at(walk.moment(), lambda: walk.signal(signal.SIGKILL, member))
         walk.fails(wait, member, meanwhile=[kill])
     else:
+        ranks = [walk.pid(f"rank {rank}") for rank in range(walk.world_size)]
         walk.signal(signal.SIGKILL, member)
+        if member == "starter":  # the kernel frees its memory first: until then the ranks work
+            until(lambda: gone(*ranks), 5.0, "the end of the ranks")
 
 
 def restart(walk: Walk) -> None:
