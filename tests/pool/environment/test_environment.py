@@ -65,28 +65,6 @@ def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
     assert not shown.keys() & pool2.status().env.keys()
 
 
-SLOW = """
-import time
-import fsspec
-
-class Slow(fsspec.AbstractFileSystem):
-    @classmethod
-    def clear_instance_cache(cls):
-        with open({!r} + str(rank), "a") as file:
-            file.write("x")
-        time.sleep(1)
-"""
-
-
-def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
-    pool2.run(SLOW.format(f"{tmp_path}/"))
-    os.environ["GPUPOOL_PLAIN"] = "plain"
-    pool2.propagate_env("GPUPOOL_PLAIN")  # a rank that has not answered is asked again meanwhile
-    pool2.run("del Slow; import gc; gc.collect()")
-    pool2.propagate_env("GPUPOOL_PLAIN", unset=True)
-    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
-
-
 def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool) -> None:
     os.environ["GPUPOOL_SET"] = "x"
     with raises(OptionsError, "not set", "GPUPOOL_NO*"):
