@@ -58,22 +58,15 @@ IPYTHON: Table = {
     "!ls": ("",),
     "!ls {x} $y ${z.a} {w!r} {v[1:n]}": ("x y z w v n",),
     "!awk '{print $1}' /dev/null": ("",),
-    "%%sx --out=o\nls": ("", "o"),
     "x?": ("x",),
     "%time x = f(a)\nx": ("f a", "x"),
     "%time --no-raise-error x = f(a)": ("f a", "x"),
     "r = %timeit -n1 -o f(a)": ("f a", "r"),
-    "%lprun -f g.h -f k f(a)": ("g k f a",),
-    "%xdel x": ("x", "", "", "x"),
     "def f():\n    y = 1\n    %time z = y + w\n": ("w", "f"),
     "for i in xs:\n    !echo {i} {j}": ("xs j", "i"),
     "%%time\n%%capture out\nx = f(a)\n!ls {b}": ("f a b", "x out"),
-    "%%timeit -n 3\nx = f(x)": ("f",),  # an UnboundLocalError
-    "def f(out):\n    print(out)\n    get_ipython().run_cell_magic('capture', 'out', 'x')\n": (
-        "print x",
-        "f out",
-    ),
-    "%%bash -s {x} --out o\necho $1": ("x", "o"),
+    "%%timeit -n 3\ny = f(x)": ("f x", "y"),  # which is not there afterwards
+    "%%bash -s {x}\necho $1": ("x",),
     "%%writefile {p}\nx": ("p",),
     "%%unheard_of\nx": ("",),
     "get_ipython().run_line_magic('time', 'x')": ("x",),
@@ -129,7 +122,7 @@ STATEMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "%time from a import b, c as d": {"b": ("from a import b",), "d": ("from a import c as d",)},
     "def f():\n    import a\nclass A:\n    import b\nfrom c import *": {},
     TRY: {"x": (TRY,)},
-    "if y:\n    import c as x\nelse:\n    import d as x": {"x": ()},
+    "if y:\n    import c as x\nelse:\n    import d as x": {},
     "import a\ndel a": {"a": ()},
 }
 

@@ -84,12 +84,6 @@ def test_of_single_lines_too_it_is_said_that_times_differ() -> None:
     assert "[0, 1] took 1.0 s  (rank 0; times differ" in report_text(report_of(times), Look())
 
 
-def test_a_rank_that_took_much_longer_is_not_alike() -> None:
-    html = html_of({0: "took 1.0 s", 1: "took 1.1 s", 2: "took 60.0 s"})
-    assert marked(html) == ["took 60.0 s"]
-    assert "<b>[2]</b>" in html
-
-
 def test_a_long_output_is_cut_in_the_middle_and_names_what_has_it_all() -> None:
     text = "\n".join(map(str, range(1000)))
     report = report_of({0: text, 1: text})
