@@ -145,7 +145,7 @@ def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
         RankError(1, "KeyboardInterrupt", "", trace, where="Cell In[3], line 5", kind=BY_USER),
         *(RankError(r, "RuntimeError", "gone", freed=True, was=was) for r in (0, 2, 3)),
     )
-    assert "interrupted by you: rank 1 in time.sleep (line 5)<br>ranks 0, 2, 3 in barrier" in html
+    assert "interrupted by you: rank 1 at line 5<br>ranks 0, 2, 3 in barrier" in html
     assert "4 interrupted" in html
     assert markup.RED not in html
     assert "failed" not in html
