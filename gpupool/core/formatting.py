@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -9,17 +10,8 @@ NONE = "–"
 """What stands where there is no value."""
 
 # These are shares of a whole, and so are those of users and of torchmetrics that are called so.
-_SHARES = (
-    "accuracy",
-    "top5",
-    "precision",
-    "recall",
-    "f1",
-    "f1score",
-    "auc",
-    "auroc",
-    "iou",
-    "dice",
+_SHARE = re.compile(
+    "(accuracy|top5|precision|recall|f1(score)?|auc|auroc|iou|dice)$", re.IGNORECASE
 )
 
 
@@ -99,7 +91,7 @@ def is_share(name: str) -> bool:
     >>> is_share("mask/mean_iou"), is_share("MulticlassF1Score"), is_share("mae")
     (True, True, False)
     """
-    return name.lower().endswith(_SHARES)
+    return bool(_SHARE.search(name))
 
 
 def measured(name: str, value: float | None) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -44,9 +43,10 @@ def install() -> None:
     """Register the handlers with this engine's kernel."""
     from IPython.core.getipython import get_ipython
 
-    kernel = get_ipython().kernel  # type: ignore[union-attr]
+    shell: Any = get_ipython()
     for kind in REQUESTS:
-        kernel.control_handlers[kind.message_type()] = partial(_handle, kernel.session, kind)
+        handle = partial(_handle, shell.kernel.session, kind)
+        shell.kernel.control_handlers[kind.message_type()] = handle
 
 
 def _handle(
@@ -91,10 +91,7 @@ def _do(request: ControlRequest[Any]) -> Any:
             if refresh:
                 refresh_filesystems()
         case Signal(sig):
-            # to the thread that may sleep or read
-            main = threading.main_thread().ident
-            assert main is not None
-            signal.pthread_kill(main, getattr(signal, sig) if isinstance(sig, str) else sig)
+            os.kill(os.getpid(), getattr(signal, sig) if isinstance(sig, str) else sig)
     return None
 
 

@@ -51,10 +51,7 @@ class View(Protocol):
         """A piece of output; called in a background thread."""
 
     def notice(self, text: str | None) -> None:
-        """What the user should know while it runs, instead of the last notice; None: it is over.
-
-        Called in a background thread.
-        """
+        """What the user should know now; None: it is over. Called in a background thread."""
 
     def tick(self, states: States = dict) -> None:
         """Called every 0.1 s in the waiting thread; `states` gives what each rank does."""

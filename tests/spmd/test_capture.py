@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
-from gpupool.core.wire.global_names import names_in_code
 from gpupool.spmd.capture import CellNames, names_in_cell
 
 # cell -> what it reads for certain, assigns, imports, deletes (what follows is empty if left out)
@@ -155,28 +153,3 @@ PIECES += ["time", "timeit", "capture", "bash", "sx", "-n", "-v", "-f", "--out",
 def test_any_text_has_names_or_none(text: str) -> None:
     for source in (text, f"%time {text}", f"%timeit {text}", f"%%capture {text}", f"!{text}"):
         names_in_cell(source, TransformerManager().transform_cell)
-
-
-# the source of a function -> the globals it reads, and binds through `global`
-CODE: Table = {
-    "def f():\n    global x\n    x = y": ("y", "x"),
-    "def f():\n    y = 1\n    class A(B):\n        a = x\n        def m(self): return a, y\n": (
-        "B x a __name__",
-    ),
-    "def f():\n    class A:\n        if x: a = 1\n        b = a\n": ("x a __name__",),
-    "def f():\n    class A:\n        try: a = x\n        except E: pass\n        b = a\n": (
-        "x E a __name__",
-    ),
-    "async def f():\n    async with a as b: return [c async for c in b]": ("a",),
-}
-
-
-@pytest.mark.parametrize(("source", "expected"), list(CODE.items()), ids=repr)
-def test_names_in_code(source: str, expected: tuple[str, ...]) -> None:
-    (code,) = (
-        constant
-        for constant in compile(source, "<function>", "exec", dont_inherit=True).co_consts
-        if isinstance(constant, types.CodeType)
-    )
-    reads, binds = (set(names.split()) for names in (*expected, "")[:2])
-    assert names_in_code(code) == (reads, binds)

@@ -9,7 +9,7 @@ that is started for data which this notebook has listed with its keys is asked f
 from __future__ import annotations
 
 import hashlib
-import hmac
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -48,12 +48,11 @@ _OF_GROUPS_BY_DEFAULT = {
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
 
-_DATE = "AWS_CREDENTIAL_EXPIRATION"  # goes with the keys, but needs no mask
 AWS_KEY_NAMES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
-    _DATE,
+    "AWS_CREDENTIAL_EXPIRATION",
 )
 _used: set[str] = set()  # names of variables with keys, see `note_use`
 
@@ -140,7 +139,7 @@ def fingerprint(value: str) -> str:
     >>> fingerprint("x") == fingerprint("x"), fingerprint("x") == fingerprint("y")
     (True, False)
     """
-    return hmac.new(_SALT, value.encode(), hashlib.sha256).hexdigest()[:6]
+    return hashlib.blake2b(os.fsencode(value), key=_SALT, digest_size=3).hexdigest()
 
 
 def secret_values(variables: Mapping[str, str]) -> set[str]:
@@ -148,7 +147,7 @@ def secret_values(variables: Mapping[str, str]) -> set[str]:
     values: set[str] = set()
     for name, value in variables.items():
         values |= passwords(value)
-        if _is_secret(name) and name != _DATE:
+        if _is_secret(name):
             values.add(value)
     return {value for value in values if len(value) >= _MIN_SECRET_LENGTH}
 

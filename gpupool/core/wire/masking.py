@@ -120,12 +120,10 @@ def passwords(text: str) -> set[str]:
     found = {value for _, value in _IN_QUERY.findall(text)}
     for scheme, plain, with_slash in _USERINFO.findall(text):
         name, colon, password = (plain or with_slash).partition(":")
-        if colon:
-            found.add(password)
-        elif scheme and _TOKEN.fullmatch(name):
-            found.add(name)
-    whole = _WITHOUT_SCHEME.fullmatch(text)
-    found |= {whole[1]} if whole else set()
+        is_token = not colon and scheme and _TOKEN.fullmatch(name)
+        found.add(name if is_token else password)
+    if whole := _WITHOUT_SCHEME.fullmatch(text):
+        found.add(whole[1])
     return (found | {unquote(value) for value in found}) - {""}
 
 

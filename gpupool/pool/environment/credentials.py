@@ -18,6 +18,8 @@ from gpupool.core.botocore_logs import quiet_botocore
 from gpupool.core.errors import CredentialsError, GpuPoolError
 from gpupool.core.formatting import shortened
 from gpupool.core.wire.environ import AWS_KEY_NAMES
+from gpupool.core.wire.masking import Secrets, redact
+from gpupool.pool.notices import NoticeLines
 
 _NAMES = (*AWS_KEY_NAMES, "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 _LEAD_S = 20 * 60  # before the 15 minutes at which botocore looks for new ones
@@ -41,13 +43,13 @@ class AwsChain:
     """botocore's chain (environment, profile, SSO, role, process), resolved as often as needed.
 
     The botocore session is kept, and with it the profile: another AWS_PROFILE that the notebook
-    sets later is for a new chain.
+    sets later is for a new chain. No error shows any of the `hidden` values.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: Secrets) -> None:
         from botocore.session import Session
 
-        self._session = Session()
+        self._session, self._hidden = Session(), hidden
 
     def resolve(self) -> AwsCredentials:
         """The credentials of this moment. May ask AWS or run a program, and take seconds.
@@ -59,7 +61,7 @@ class AwsChain:
             with quiet_botocore():
                 return self._resolve()
         except Exception as error:  # profile missing, login ran out, program or network fails
-            reason = shortened(str(error) or type(error).__name__, 300).rstrip(".")
+            reason = shortened(redact(str(error), self._hidden), 300).rstrip(".")
             raise CredentialsError(
                 f"AWS credentials: {reason}. Log in (`aws sso login`), name a profile "
                 "(AWS_PROFILE), or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; then "
@@ -97,8 +99,8 @@ class AwsChain:
 class Renewal:
     """Keeps the ranks of one pool in AWS credentials, in a thread.
 
-    `send` takes new ones to the ranks and raises a GpuPoolError where that fails. `notify` is
-    called once for each expiry that comes nearer without a renewal.
+    `send` takes new ones to the ranks and raises a GpuPoolError where that fails. The user is told
+    once of each expiry that comes nearer without a renewal.
     """
 
     def __init__(
@@ -106,9 +108,8 @@ class Renewal:
         chain: AwsChain,
         current: AwsCredentials,
         send: Callable[[Renewal, AwsCredentials], None],
-        notify: Callable[[str], None],
     ) -> None:
-        self._chain, self._send, self._notify = chain, send, notify
+        self._chain, self._send = chain, send
         self._closed = threading.Event()
         self._take(current)
         threading.Thread(target=self._run, name="gpupool-credentials", daemon=True).start()
@@ -152,4 +153,4 @@ class Renewal:
             self._num_failures += 1
             self._reason = str(error)
             if self._num_failures == 2 and not self._closed.is_set():
-                self._notify(self.sentence)
+                NoticeLines()(self.sentence)

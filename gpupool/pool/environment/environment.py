@@ -80,7 +80,7 @@ class Environment:
     def credentials(self) -> str:
         """How the AWS credentials that `--aws` has sent stand; empty if it has sent none."""
         renewal = self._renewal
-        return redact(renewal.sentence, self.secrets) if renewal else ""
+        return renewal.sentence if renewal else ""
 
     def start(self, variables: Mapping[str, str]) -> None:
         """Send `variables_at_start`, and `--aws` again if an earlier pool was given it."""
@@ -89,7 +89,7 @@ class Environment:
             try:
                 self._send_aws()
             except CredentialsError as error:  # no reason to be without a pool
-                self._notify(str(error))
+                NoticeLines()(str(error))
 
     def propagate(self, names_or_globs: Sequence[str], aws: bool) -> dict[str, str]:
         """Send variables of the notebook, and its AWS credentials; remember both.
@@ -156,21 +156,15 @@ class Environment:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _notify(self, sentence: str) -> None:
-        NoticeLines()(redact(sentence, self.secrets))
-
     def _send_aws(self) -> dict[str, str]:
-        chain = AwsChain()
-        try:
-            current = chain.resolve()
-        except CredentialsError as error:
-            raise CredentialsError(redact(str(error), self.secrets), error.kind) from None
+        chain = AwsChain(self.secrets)
+        current = chain.resolve()
         with self._lock:
             self._forget_aws()
             _remembered.add(_AWS)
             self.set(current.variables, current.missing)
             if not self._closed:  # the pool may have stopped while the chain was asked
-                self._renewal = Renewal(chain, current, self._renew, self._notify)
+                self._renewal = Renewal(chain, current, self._renew)
         return current.variables
 
     def _renew(self, renewal: Renewal, fresh: AwsCredentials) -> None:

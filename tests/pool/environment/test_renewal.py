@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpupool import CredentialsError, Pool
+from gpupool.core.wire.masking import Secrets
 from gpupool.pool import session
 from gpupool.pool.environment.credentials import AwsChain
 from tests.servers.issuer import Issuer
@@ -101,7 +102,7 @@ def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) 
     os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="lab")
     text = "[lab]\naws_access_key_id = {}\naws_secret_access_key = {}\n[other]\n"
     file.write_text(text.format("AKONE", "secret-one"))
-    chain = AwsChain()
+    chain = AwsChain(Secrets())
     assert chain.resolve().variables["AWS_SECRET_ACCESS_KEY"] == "secret-one"
     os.environ["AWS_PROFILE"] = "other"
     file.write_text(text.format("AKTWO", "secret-two"))
