@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -102,15 +103,15 @@ def labels_of(dataset: Any) -> Any:
             return np.concatenate(found)
         return found[0][np.asarray(dataset.indices, dtype=int)]
     candidates = [getattr(dataset, name) for name in LABELS if hasattr(dataset, name)]
-    candidates += getattr(dataset, "tensors", ())[1:2]
+    tensors = getattr(dataset, "tensors", None)
+    candidates += [tensors[1]] if isinstance(tensors, (list, tuple)) and len(tensors) == 2 else []
     for values in candidates:
-        try:
+        # not of ragged lists, a tensor on a GPU, or a stream
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
             labels = np.asarray(values)
-        except (TypeError, ValueError, RuntimeError):  # ragged lists, or a tensor on a GPU
-            continue
-        # One class a sample: pixels are another matter, and their masks may be large.
-        if labels.dtype.kind in "iu" and labels.shape == (len(dataset),):
-            return labels
+            # One class a sample: pixels are another matter, and their masks may be large.
+            if labels.dtype.kind in "iu" and labels.shape == (len(dataset),):
+                return labels
     return None
 
 

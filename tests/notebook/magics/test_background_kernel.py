@@ -25,7 +25,7 @@ def number_of(cell: Cell) -> int:
     return next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
 
 
-# ---- %xmode, chains -------- --------------------------------------------------------------------
+# ---- %xmode, chains ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["Plain", "Verbose", "Minimal"])
