@@ -32,8 +32,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gpupool.core.formatting import format_ranks
@@ -185,16 +183,10 @@ class RankError:
 
     @property
     def place(self) -> str:
-        """Where it was interrupted: "in time.sleep (Cell In[3], line 5)", or as much as is known.
-
-        What a rank called that was in no collective is read from the last line of its traceback.
-        """
+        """Where it was interrupted: "in barrier (Cell In[3], line 5)", or as much as is known."""
         if self.was.startswith("in ") or not self.where:
             return self.was
-        # below the line of the cell may come those of a library that it has called
-        arrow = _ARROW.search(_ANSI.sub("", self.traceback).rpartition(self.where)[2])
-        call = _CALL.search(arrow[1]) if arrow else None
-        return f"in {call[1]} ({self.where})" if call else f"at {self.where}"
+        return f"at {self.where}"
 
     def __str__(self) -> str:
         return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
@@ -290,11 +282,7 @@ class SpmdError(GpuPoolError):
         return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints: what a view has shown above is not said again.
-
-        `%debug` then begins at the user's line, not in one of ours.
-        """
-        _leave_out_our_frames(self.__traceback__)
+        """What IPython prints: what a view has shown above is not said again."""
         is_shown, self.is_shown = self.is_shown, False
         lines = [f"SpmdError: {self}", *([] if is_shown else self.details())]
         return lines if shows_colours(sys.stdout) else [_ANSI.sub("", line) for line in lines]
@@ -303,14 +291,12 @@ class SpmdError(GpuPoolError):
 _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ARROW = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # at the lines where a rank was
-_CALL = re.compile(r"\b(?!(?:if|while|for|with|print|await|and|or|not|in|return)\b)([\w.]+)\(")
 _COLLECTIVE = re.compile(
     r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|monitored_barrier|barrier"
     r"|broadcast\w*|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|wait)\("
 )
 _CELL = re.compile(r"Cell In\[\d+\], (?=line)")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
-_OURS = str(Path(__file__).parent.parent)
 
 
 def _by_importance(error: RankError) -> tuple[object, ...]:
@@ -328,26 +314,6 @@ def _kind(error: RankError) -> str:
     if error.was and not error.where:  # it was killed
         return f"{what} (was {error.was})"
     return f"{what} ({error.where})" if error.where else what
-
-
-def _leave_out_our_frames(frames: TracebackType | None) -> None:
-    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place.
-
-    The outermost frame stays: it is IPython's, which expects it.
-    """
-    kept = frames
-    while kept is not None:
-        following = kept.tb_next
-        while following is not None and _is_ours(following):
-            following = following.tb_next
-        kept.tb_next = following
-        kept = following
-
-
-def _is_ours(frame: TracebackType) -> bool:
-    code = frame.tb_frame.f_code
-    calls_magic = code.co_name in ("run_cell_magic", "run_line_magic", "decorator")
-    return code.co_filename.startswith(_OURS) or (calls_magic and "IPython" in code.co_filename)
 
 
 class DataError(GpuPoolError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 
@@ -9,17 +10,8 @@ NONE = "–"
 """What stands where there is no value."""
 
 # These are shares of a whole, and so are those of users and of torchmetrics that are called so.
-_SHARES = (
-    "accuracy",
-    "top5",
-    "precision",
-    "recall",
-    "f1",
-    "f1score",
-    "auc",
-    "auroc",
-    "iou",
-    "dice",
+_SHARE = re.compile(
+    "(accuracy|top5|precision|recall|f1(score)?|auc|auroc|iou|dice)$", re.IGNORECASE
 )
 
 
@@ -99,7 +91,7 @@ def is_share(name: str) -> bool:
     >>> is_share("mask/mean_iou"), is_share("MulticlassF1Score"), is_share("mae")
     (True, True, False)
     """
-    return name.lower().endswith(_SHARES)
+    return bool(_SHARE.search(name))
 
 
 def measured(name: str, value: float | None) -> str:
@@ -135,37 +127,21 @@ def short_name(name: str, limit: int) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
 
 
-def short_device(device: str) -> str:
-    """A device without the name of its maker.
-
-    >>> short_device("cuda:0 NVIDIA H200"), short_device("CPU")
-    ('cuda:0 H200', 'CPU')
-    """
-    return device.replace("NVIDIA ", "").replace("GeForce ", "")
-
-
 def milliseconds(seconds: float) -> str:
     """The time of a step.
 
     >>> milliseconds(0.052), milliseconds(0.00123), milliseconds(2.345)
-    ('52 ms', '1.2 ms', '2.3 s')
+    ('52 ms', '1.23 ms', '2.3 s')
     """
-    if seconds >= 0.9995:
-        return f"{seconds:.1f} s"
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.00995 else f"{1000 * seconds:.1f} ms"
+    return duration(seconds) if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def of_memory(used: int | None, total: int | None) -> str:
     """Memory in use, of how much.
 
-    >>> of_memory(57 << 30, 139 << 30), of_memory(400 << 20, 16 << 30), of_memory(None, None)
-    ('57 of 139 GiB', '0.4 of 16 GiB', '–')
+    >>> of_memory(57 << 30, 139 << 30), of_memory(None, None)
+    ('57.0 of 139 GiB', '–')
     """
     if used is None:
         return NONE
-    return f"{_gib(used)} of {_gib(total)} GiB" if total else f"{_gib(used)} GiB"
-
-
-def _gib(num_bytes: int) -> str:
-    size = num_bytes / 2**30
-    return f"{size:.0f}" if size >= 9.95 else f"{size:.1f}"
+    return f"{used / 2**30:.1f}{f' of {total / 2**30:.0f}' if total else ''} GiB"

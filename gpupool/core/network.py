@@ -8,8 +8,6 @@ the state dict, whose names other programs know.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +19,6 @@ WRAPPERS = {
     "DataParallel": "module",
     "OptimizedModule": "_orig_mod",
 }
-_MAX_CLASSES = 1_000_000
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -65,22 +62,19 @@ class NetworkInfo:
         }
 
     @classmethod
-    def of_plain(cls, found: object) -> NetworkInfo:
-        """What `plain` gave; whatever else a file holds there is left out."""
-        if not isinstance(found, Mapping):
+    def of_plain(cls, found: Any) -> NetworkInfo:
+        """What `plain` gave; nothing where a file holds anything else there."""
+        try:
+            mean, std = found["normalization"] or ((), ())
+            scaling = tuple(map(float, mean)), tuple(map(float, std))
+            return cls(
+                tuple(map(str, found["classes"])),
+                scaling if std and all(std) else None,
+                tuple(map(int, found["input_shape"])),
+                bool(found["from_raw"]),
+            )
+        except (TypeError, ValueError, KeyError):
             return cls()
-        classes, scaling = _list(found.get("classes")), _list(found.get("normalization"))
-        shape = _list(found.get("input_shape"))
-        parts = tuple(tuple(map(float, _list(part))) for part in scaling if _are_numbers(part))
-        fits = len(parts) == 2 and len(parts[0]) == len(parts[1]) > 0 and all(parts[1])
-        are_names = len(classes) <= _MAX_CLASSES and all(type(name) is str for name in classes)
-        are_sizes = len(shape) < 10 and all(type(n) is int and n > 0 for n in shape)
-        return cls(
-            tuple(classes) if are_names else (),
-            (parts[0], parts[1]) if fits else None,
-            tuple(shape) if are_sizes else (),
-            found.get("from_raw") is True,
-        )
 
 
 _NOTHING = NetworkInfo()
@@ -117,12 +111,3 @@ def in_words(scaling: Scaling) -> str:
     """
     mean, std = (", ".join(f"{value:.4g}" for value in part) for part in scaling)
     return f"mean {mean}, std {std}" if "," not in mean else f"mean ({mean}), std ({std})"
-
-
-def _list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def _are_numbers(part: object) -> bool:
-    values = _list(part)
-    return all(type(v) in (int, float) and math.isfinite(v) for v in values)

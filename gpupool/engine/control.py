@@ -6,9 +6,10 @@ touches nothing that the main thread uses.
 
 from __future__ import annotations
 
+import os
 import signal
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gpupool.core.wire import environ
@@ -33,9 +34,9 @@ from gpupool.engine.group import forming, location, rendezvous
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import log
 
-_stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
-_newest_environment = 0  # number of the request
-_stopped_at_once: set[str] = set()  # trainings that end where they are: their data do not come
+# What is to stop -> whether it ends where it is, as its data do not come. A signal's handler may
+# add to it in the main thread.
+_stopped: dict[str, bool] = {}
 
 
 def install() -> None:
@@ -43,19 +44,17 @@ def install() -> None:
     from IPython.core.getipython import get_ipython
 
     shell: Any = get_ipython()
-    kernel = shell.kernel
+    for kind in REQUESTS:
+        handle = partial(_handle, shell.kernel.session, kind)
+        shell.kernel.control_handlers[kind.message_type()] = handle
 
-    def handler(kind: type[ControlRequest[Any]]) -> Callable[[Any, Any, Any], None]:
-        request_type = kind.message_type()
 
-        def handle(stream: Any, ident: Any, parent: Any) -> None:
-            content = answer(kind, parent["content"]).content()
-            reply = request_type.replace("request", "reply")
-            kernel.session.send(stream, reply, content=content, parent=parent, ident=ident)
-
-        return handle
-
-    kernel.control_handlers.update({kind.message_type(): handler(kind) for kind in REQUESTS})
+def _handle(
+    session: Any, kind: type[ControlRequest[Any]], stream: Any, ident: Any, parent: Any
+) -> None:
+    content = answer(kind, parent["content"]).content()
+    reply = kind.message_type().replace("request", "reply")
+    session.send(stream, reply, content=content, parent=parent, ident=ident)
 
 
 def answer(kind: type[ControlRequest[Found]], content: Mapping[str, Any]) -> Answer[Found]:
@@ -76,67 +75,35 @@ def _do(request: ControlRequest[Any]) -> Any:
         case Interrupt(number):
             calls.interrupt(number)
         case Abort(number):
-            _abort(number)
+            if number is not None:  # first: it may not take the failure for a reason to try again
+                calls.interrupt(number)
+            rendezvous.give_up_waiting()
+            abort_collectives()
         case Where(glance):
             return location.locate(glance)
         case Counts():
             return forming.counts()
-        case SetEnvironment(variables, unset, refresh, number):
-            _set_environment(variables, unset, refresh, number)
+        case SetEnvironment(variables, unset, refresh):
+            log.secrets.add(environ.secret_values(variables))
+            for name in unset:
+                os.environ.pop(name, None)
+            os.environ.update(variables)
+            if refresh:
+                refresh_filesystems()
         case Signal(sig):
-            _signal(sig)
+            os.kill(os.getpid(), getattr(signal, sig) if isinstance(sig, str) else sig)
     return None
-
-
-def _set_environment(
-    variables: Mapping[str, str], unset: Sequence[str], refresh: bool, number: int
-) -> None:
-    """Set and remove environment variables, unless that was done for a request of this number.
-
-    Args:
-        refresh: also have open file systems take new credentials. Not needed for keys that replace
-            others with an expiry (AWS_CREDENTIAL_EXPIRATION): botocore reads the variables again.
-    """
-    global _newest_environment
-    if number and number <= _newest_environment:
-        return
-    # First: where a refresh takes long, the same request waits behind it, and must not begin it
-    # once more.
-    _newest_environment = max(number, _newest_environment)
-    log.hide(environ.secret_values(variables))
-    environ.apply(variables, unset)
-    if refresh:
-        refresh_filesystems()
 
 
 def _request_stop(name: str, at_once: bool) -> Waits:
     """Remember what is to stop: the request may come before it has begun."""
-    _stopped.add(name)
-    if at_once:
-        _stopped_at_once.add(name)
+    _stopped[name] = at_once or stops_at_once(name)
     oldest = retry.oldest()
     return Waits(
         batch_s=waiting.waited_s() or 0.0,
         store_s=oldest.passed_s if oldest else 0.0,
         reason=oldest.reason if oldest else "",
     )
-
-
-def _abort(number: int | None) -> None:
-    """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
-    # First of all, so that the call cannot take the failed collective for a reason to try again.
-    if number is not None:
-        calls.interrupt(number)
-    rendezvous.give_up_waiting()
-    abort_collectives()
-
-
-def _signal(sig: int | str) -> None:
-    """Send this process a signal, to the thread that may sleep or read."""
-    number = getattr(signal, sig) if isinstance(sig, str) else sig
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, number)
 
 
 def stop_requested(name: str = "") -> bool:
@@ -146,9 +113,9 @@ def stop_requested(name: str = "") -> bool:
 
 def stops_at_once(name: str) -> bool:
     """Whether the training of this name, which is going to be interrupted, ends well with that."""
-    return name in _stopped_at_once
+    return _stopped.get(name, False)
 
 
 def clear_stop() -> None:
     """Forget an earlier request to stop a loop, at the start of one."""
-    _stopped.discard("")
+    _stopped.pop("", None)

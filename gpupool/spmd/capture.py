@@ -16,7 +16,7 @@ from types import CodeType
 
 from gpupool.core.wire.global_names import LOADS, globals_in, names_in_code
 from gpupool.pool.variables.names import Made
-from gpupool.spmd.magics import FUNCTION, Transform, compiled_cell, put_in_code
+from gpupool.spmd.magics import Transform, compiled_cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,11 @@ class CellNames:
     """Bound by `import`."""
     deletes: frozenset[str] = frozenset()
     """Unbound, by `del` or at the end of `except ... as`."""
-    attributes: frozenset[str] = field(default=frozenset(), compare=False)
+    attributes: frozenset[str] = frozenset()
     """What stands behind a dot, which may be a submodule."""
-    statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """The imports, outside of functions, by the name that they bind; none if what it means is
-    decided by which of several runs."""
-    made: tuple[Made, ...] = field(default=(), compare=False)
+    statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The imports that a new rank repeats, by the name that they bind."""
+    made: tuple[Made, ...] = ()
     """Its statements, one after the other."""
 
     @property
@@ -57,38 +56,42 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the rank that compiles it shows them
-        try:
-            tree = ast.parse(transform(source))
-            put_in_code(tree, transform)
-            code = compiled_cell(tree)
-        except Exception:
-            return CellNames()
-    found, body = globals_in(code, is_cell=True), tree.body
-    made, assigns = _made(body, code), found.assigns
-    caught = [node for node in _outside(body) if isinstance(node, ast.ExceptHandler) and node.name]
-    if caught:
-        # Bound while the handler runs, and unbound at its end: not what the cell assigns.
-        for node in caught:
-            node.name = None
-        assigns = globals_in(compiled_cell(tree), is_cell=True).assigns
+        compiled = compiled_cell(source, transform)
+    if compiled is None:
+        return CellNames()
+    tree, code = compiled
+    found = globals_in(code, is_cell=True)
+    nodes = list(ast.walk(tree))
+    # Bound while a handler runs, and unbound at its end: not what the cell assigns.
+    caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)} & found.deletes
+    bound = found.assigns | found.deletes
+    statements: dict[str, tuple[str, ...]] = {}
+    for name, line in _imports(tree.body):
+        statements[name] = () if name in bound else (*statements.get(name, ()), line)
     return CellNames(
         frozenset(found.reads - {"get_ipython"}),
-        frozenset(assigns - {FUNCTION}),
+        frozenset(found.assigns - caught),
         frozenset(found.imports),
         frozenset(found.deletes),
-        frozenset(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
-        _statements(body, assigns | found.deletes),
-        made,
+        frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
+        statements,
+        _made(tree.body, code),
     )
 
 
-def _outside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The statements outside of functions and classes, with those inside of other statements."""
+def _imports(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """Each name that a statement imports, and the statement; all of a `try` that only imports."""
     for node in body:
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            for part in ("body", "orelse", "handlers", "cases", "finalbody"):
-                yield from _outside(getattr(node, part, ()))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                alone = type(node)(**{**vars(node), "names": [alias]})
+                if alias.name != "*":
+                    yield alias.asname or alias.name.split(".")[0], ast.unparse(alone)
+        elif isinstance(node, ast.Try):
+            inside = [one for one in ast.walk(node) if isinstance(one, ast.stmt)][1:]
+            kinds = ast.Import | ast.ImportFrom | ast.Pass | ast.Try
+            if all(isinstance(one, kinds) for one in inside):
+                yield from ((name, ast.unparse(node)) for name in dict(_imports(inside)))
 
 
 def _made(body: list[ast.stmt], code: CodeType) -> tuple[Made, ...]:
@@ -108,31 +111,3 @@ def _made(body: list[ast.stmt], code: CodeType) -> tuple[Made, ...]:
                 one.inside.update(reads)
                 one.names.update(binds)
     return tuple(made)
-
-
-def _statements(body: list[ast.stmt], other: set[str]) -> dict[str, tuple[str, ...]]:
-    """The imports; what is bound by one of several, or otherwise too, by nothing certain."""
-    choices: dict[ast.AST, str] = {}  # statement -> the `try` that has another one in its place
-    lines: dict[str, dict[str, None]] = {}
-    for node in _outside(body):
-        if isinstance(node, ast.Try) and _only_imports(node):
-            choices = dict.fromkeys(ast.walk(node), ast.unparse(node)) | choices
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            alone = type(node)(**{**vars(node), "names": [alias]})
-            line = choices.get(node) or ast.unparse(alone)
-            lines.setdefault(alias.asname or alias.name.split(".")[0], {})[line] = None
-    lines.pop("*", None)
-    return {
-        name: tuple(found) if name not in other and _mean_one_thing(name, found) else ()
-        for name, found in lines.items()
-    }
-
-
-def _only_imports(node: ast.Try) -> bool:
-    kinds = ast.Import, ast.ImportFrom, ast.Pass, ast.Try
-    return all(isinstance(one, kinds) for one in ast.walk(node) if isinstance(one, ast.stmt))
-
-
-def _mean_one_thing(name: str, lines: Mapping[str, None]) -> bool:
-    # `import a.b` and `import a.c` both bind `a`, and a new rank needs both.
-    return len(lines) == 1 or all(line.startswith(f"import {name}.") for line in lines)

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 VIEWS = ("auto", "quiet")
-STOPPING = (
-    "The loop ends after its next report. The stop button of the notebook interrupts it at once."
-)
-
+_STOPPING = "The loop ends after its next report. The notebook's stop button interrupts it at once."
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -54,10 +51,7 @@ class View(Protocol):
         """A piece of output; called in a background thread."""
 
     def notice(self, text: str | None) -> None:
-        """What the user should know while it runs, instead of the last notice; None: it is over.
-
-        Called in a background thread.
-        """
+        """What the user should know now; None: it is over. Called in a background thread."""
 
     def tick(self, states: States = dict) -> None:
         """Called every 0.1 s in the waiting thread; `states` gives what each rank does."""
@@ -83,9 +77,8 @@ class SpmdRun:
     """A cell that runs on the ranks: a future. `await run` gives its result in an async cell.
 
     Without a `notebook` no variable travels, in either direction. Unless it `waits_for_gpu` it ends
-    when its code does. While somebody waits for it,
-    `stop_wish` being set ends a loop that heeds it, and does nothing to anything else.
-    `on_notice` hears of hangs and the like in the place of the view.
+    when its code does. While somebody waits for it, `stop_wish` being set ends a loop that heeds
+    it. `on_notice` hears of hangs and the like in the place of the view.
     """
 
     def __init__(
@@ -102,31 +95,29 @@ class SpmdRun:
         waits_for_gpu: bool = True,
         on_notice: OnNotice | None = None,
     ) -> None:
-        self._pool, self._ranks = pool, tuple(ranks)
+        self._pool, self._ranks, self._view = pool, tuple(ranks), view
         self._stop_wish = stop_wish or threading.Event()
-        self._notebook = notebook
-        self._names, self._shipment = CellNames(), Shipment()
-        self._view = view
+        self._notebook, self._cell_number = notebook, cell_number
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
-        self._cell_number = cell_number
         self.asked = False  # whether anyone has waited for the result
         self._outcome: CellReport | None = None
         # Numbers of loops that run and ask whether to stop, and of those that were told so.
         self._stoppable, self._told = set[int](), set[int]()
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_output)
+        self._names, shipment, bindings = self._ship(source)
+        self.covered = frozenset(shipment.covered)  # the notebook's names, the rank's in the cell
+        self._left_out, self._later = shipment.left_out, shipment.later
         self._execution = pool.begin(
             source,
             ranks=ranks,
             on_output=self._recorder,
             timeout_s=timeout_s,
             cell_number=cell_number,
-            bindings=self._ship(source, ranks),
+            bindings=bindings,
             on_notice=on_notice or view.notice,
             waits_for_gpu=waits_for_gpu,
         )
-        # The ranks read it when the cell's turn comes, which may be later.
-        self._execution.keeps = self._shipment.along
-        self._shipment.along = {}
+        self._execution.keeps = shipment  # the ranks read it when the cell's turn comes
         self._expected: dict[str, Composite] = {}
         if notebook is not None and notebook.at_once:
             self._expected = pool.variables.expect(notebook.names, self._names.assigns)
@@ -140,14 +131,9 @@ class SpmdRun:
         self._execution.interrupt()
 
     @property
-    def covered(self) -> frozenset[str]:
-        """Names of the notebook's that mean something of the rank's in the cell."""
-        return frozenset(self._shipment.covered)
-
-    @property
     def waits_for(self) -> list[str]:
-        """What runs on its ranks and has to end before this begins."""
-        return self._execution.waits_for
+        """What runs on its ranks and has to end before this begins, each once."""
+        return list(dict.fromkeys(self._execution.waits_for))
 
     @property
     def error(self) -> SpmdError | None:
@@ -167,19 +153,16 @@ class SpmdRun:
         __tracebackhide__ = True
         try:
             if timeout is not None and not self._execution.wait(timeout):
-                still = f"{self.name} still runs after {timeout:g} s, and continues."
-                raise StillRunningError(still)
+                raise StillRunningError(f"{self.name} still runs after {timeout:g} s.")
         except KeyboardInterrupt:  # as without a limit: it means the ranks
             ignore_for_a_moment()
             self._press_stop()
         self.asked = True
         if self._outcome is None:
             self._outcome = self._collect()
-            self._take_back(self._outcome.error is None)
             self._view.finish(self._outcome)
         if self._outcome.error is not None:
-            # Without our frames, and those of an earlier time that it was asked for: they would
-            # hold what the notebook's cells had.
+            # without frames of an earlier time: they would hold what the notebook's cells had
             raise self._outcome.error.with_traceback(None)
         assert self._outcome.result is not None
         return self._outcome.result
@@ -192,9 +175,7 @@ class SpmdRun:
                 self._tick()
                 # Polled: other cells run meanwhile, and the view draws in the thread of the loop.
                 yield from asyncio.sleep(0.05).__await__()
-        except asyncio.CancelledError:
-            # The notebook's stop button does this to an async cell. It means the ranks, and how
-            # they end (within seconds) says more than our frames would.
+        except asyncio.CancelledError:  # by the notebook's stop button, which means the ranks
             self._press_stop()
         return self.result()
 
@@ -207,7 +188,7 @@ class SpmdRun:
 
     def _tick(self) -> None:
         self._view.tick(self._execution.states)
-        if self._stop_wish.is_set():  # a press of the button that comes too late does nothing
+        if self._stop_wish.is_set():
             self._stop_wish.clear()  # else a loop that begins later would end for this press
             self._stop_loops()
 
@@ -217,54 +198,35 @@ class SpmdRun:
             self.interrupt()
 
     def _stop_loops(self) -> bool:
-        """Have the loops that ask for it end after their next report; whether there are any.
+        """Have the loops that ask, and were not told, end soon; whether there are any."""
+        ready = self._stoppable.copy() - self._told  # a copy: events arrive meanwhile
+        if ready:
+            self._told |= ready
+            self._pool.ask(Stop(), self._ranks)
+            self._view.notice(_STOPPING)
+        return bool(ready)
 
-        One that does not ask would never hear of it; those that were told are not told again.
-        """
-        # A copy: events of other ranks arrive in another thread meanwhile.
-        ready = self._stoppable.copy() - self._told
-        if not ready:
-            return False
-        self._told |= ready
-        self._pool.ask(Stop(), self._ranks)
-        self._view.notice(STOPPING)
-        return True
-
-    def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, Bindings] | None:
-        """Bring what the cell reads to the ranks; returns what goes to each rank with the cell."""
+    def _ship(self, source: str) -> tuple[CellNames, Shipment, Mapping[int, Bindings] | None]:
+        """Bring what the cell reads to the ranks; what goes to each rank with the cell."""
         if self._notebook is None:
-            return None
+            return CellNames(), Shipment(), None
         # Here and not on a rank: only the notebook's IPython knows its magics and transformers.
-        self._names = names_in_cell(source, self._notebook.transform)
-        variables = self._pool.variables
-        self._shipment = variables.ship(
-            self._names.reads,
+        names, variables = names_in_cell(source, self._notebook.transform), self._pool.variables
+        shipment = variables.ship(
+            names.reads,
             self._notebook.names,
-            ranks,
-            optional=self._names.binds,
-            attributes=self._names.attributes,
-            made=self._names.made,
+            self._ranks,
+            optional=names.binds,
+            attributes=names.attributes,
+            made=names.made,
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )
-        bound = self._names.assigns | self._names.deletes
-        return variables.bindings(self._shipment, ranks, bound, self._names.statements)
-
-    def _take_back(self, succeeded: bool) -> None:
-        """Bind the notebook's names to what the cell has left on the ranks, also if it failed."""
-        if self._notebook is None:
-            return
-        self._pool.variables.take_back(
-            self._notebook.names,
-            self._names.assigns,
-            self._names.deletes,
-            self._execution.names,
-            succeeded,
-            self._expected,
-            self._shipment.later,
-        )
+        bound = names.assigns | names.deletes
+        return names, shipment, variables.bindings(shipment, self._ranks, bound, names.statements)
 
     def _collect(self) -> CellReport:
+        """Wait, and bind the notebook's names to what the cell has left, also if it failed."""
         __tracebackhide__ = True
         result = error = None
         outputs, number = self._recorder.outputs, self._cell_number
@@ -272,13 +234,23 @@ class SpmdRun:
             replies = self._execution.result(self._tick, self._press_stop)
             result = SpmdResult(replies, outputs, self._execution.elapsed_s, number)
         except SpmdError as raised:
-            error = _with_reasons(raised, self._shipment.left_out)
+            error = _with_reasons(raised, self._left_out)
         self._recorder.finish()
+        if self._notebook is not None:
+            self._pool.variables.take_back(
+                self._notebook.names,
+                self._names.assigns,
+                self._names.deletes,
+                self._execution.names,
+                error is None,
+                self._expected,
+                self._later,
+            )
         return CellReport(outputs, self._execution.elapsed_s, result, error, number)
 
     def __repr__(self) -> str:
         if not self.done():
-            names = ", ".join(dict.fromkeys(self.waits_for))
+            names = ", ".join(self.waits_for)
             return f"SpmdRun(waits for {names})" if names else "SpmdRun(running)"
         return f"SpmdRun(failed: {self.error})" if self.error else "SpmdRun(done)"
 
@@ -294,28 +266,15 @@ def _with_reasons(error: SpmdError, left_out: Mapping[str, str]) -> SpmdError:
     return SpmdError(errors, error.num_ranks) if errors != error.errors else error
 
 
-def in_its_place(body: str, shell: Any) -> str:
-    """The body of a cell magic with an empty line for each line above it in the notebook's cell.
+def in_its_place(code: str, shell: Any) -> str:
+    """The code of a magic with an empty line for each line above it in the notebook's cell.
 
     So the line numbers in tracebacks are those that the notebook shows.
     """
-    # The tail is compared, as the magic's line and what stands above it come before the body.
-    cell = _running_cell(shell).rstrip("\n")
-    tail = body.rstrip("\n")
-    if not tail or not cell.endswith(tail):  # run by a program, which keeps no history
-        return "\n" + body
-    return "\n" * cell[: len(cell) - len(tail)].count("\n") + body
-
-
-def on_its_line(expression: str, shell: Any) -> str:
-    """The expression of `%spmd`, likewise."""
-    for number, line in enumerate(_running_cell(shell).splitlines()):
-        if "%spmd" in line and line.rstrip().endswith(expression.strip()):
-            return "\n" * number + expression
-    return expression
-
-
-def _running_cell(shell: Any) -> str:
     # IPython stores a cell before it runs it, so the last one is the running one.
     history = getattr(shell.history_manager, "input_hist_raw", None) or [""]
-    return str(history[-1])
+    cell = str(history[-1]).rstrip("\n")
+    start = cell.rfind(code.strip("\n"))
+    if start < 0:  # run by a program, it is in no history
+        return "\n" + code
+    return "\n" * cell.count("\n", 0, start) + code.lstrip("\n")

@@ -12,7 +12,8 @@ from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.network import NetworkInfo, Scaling, in_words, info_of
-from gpupool.core.options.class_names import NO_CLASS, bound, class_names, labels_of
+from gpupool.core.options.class_names import NO_CLASS, bound, class_names
+from gpupool.core.options.datasets import labels_of
 
 _CLASS_LOSSES = ("cross_entropy", "nll")
 _CLASS_MODULES = ("CrossEntropyLoss", "NLLLoss")
@@ -65,8 +66,8 @@ def bind_training(
         own = scaling_of(validation)
         if own is not None and not fits_normalization and own != scaling:
             raise _other_scaling("validation", own, "the training data", scaling)
-    labels = list(labels_of(dataset))
-    if labels and all(len(one) and one.max() == one.min() == NO_CLASS for one in labels):
+    labels = labels_of(dataset)
+    if labels is not None and len(labels) and labels.max() == labels.min() == NO_CLASS:
         raise TrainingError(
             "the images of dataset have no labels, and training needs them: see labels= of "
             "gpupool.ImageDatastore.",
@@ -153,8 +154,9 @@ def num_outputs(dataset: Any, loss: Any) -> int:
     ignored = _ignored(loss)
     if ignored is None:
         return 0
-    highest = [_highest(labels, ignored) + 1 for labels in labels_of(dataset)]
-    return max(len(class_names(dataset)), *highest, 0)
+    labels = labels_of(dataset)
+    highest = -1 if labels is None else _highest(labels, ignored)
+    return max(len(class_names(dataset)), highest + 1)
 
 
 def _highest(labels: Any, ignored: int) -> int:

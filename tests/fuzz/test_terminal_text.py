@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpupool.notebook.cells.lines import fold_bars
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.terminal_text import as_shown, line_as_shown
-from gpupool.spmd.output import NormalText, fold_alike
+from gpupool.spmd.output import fold, normal
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 PIECES = [
@@ -46,8 +46,7 @@ def test_any_text_is_drawn(text: str) -> None:
         html, plain = ansi.to_html(text), ansi.plain(text)
         coloured, shown = ansi.without_moves(text), as_shown(text)
         line_as_shown(text)
-        NormalText.of(text)
-        fold_alike({0: text, 1: plain})
+        fold({0: text, 1: plain}, alike=True)
         fold_bars([(0, text), (1, plain)])
     tags = Tags(html)
     assert tags.found <= {"span", "style"}
@@ -75,4 +74,4 @@ def test_long_texts_take_no_longer(piece: str) -> None:
         with only_our_errors():
             as_shown(one)
         with only_our_errors():
-            NormalText.of(one)
+            normal(one)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
-from gpupool.core.wire.global_names import names_in_code
 from gpupool.spmd.capture import CellNames, names_in_cell
 
 # cell -> what it reads for certain, assigns, imports, deletes (what follows is empty if left out)
@@ -58,22 +56,15 @@ IPYTHON: Table = {
     "!ls": ("",),
     "!ls {x} $y ${z.a} {w!r} {v[1:n]}": ("x y z w v n",),
     "!awk '{print $1}' /dev/null": ("",),
-    "%%sx --out=o\nls": ("", "o"),
     "x?": ("x",),
     "%time x = f(a)\nx": ("f a", "x"),
     "%time --no-raise-error x = f(a)": ("f a", "x"),
     "r = %timeit -n1 -o f(a)": ("f a", "r"),
-    "%lprun -f g.h -f k f(a)": ("g k f a",),
-    "%xdel x": ("x", "", "", "x"),
     "def f():\n    y = 1\n    %time z = y + w\n": ("w", "f"),
     "for i in xs:\n    !echo {i} {j}": ("xs j", "i"),
     "%%time\n%%capture out\nx = f(a)\n!ls {b}": ("f a b", "x out"),
-    "%%timeit -n 3\nx = f(x)": ("f",),  # an UnboundLocalError
-    "def f(out):\n    print(out)\n    get_ipython().run_cell_magic('capture', 'out', 'x')\n": (
-        "print x",
-        "f out",
-    ),
-    "%%bash -s {x} --out o\necho $1": ("x", "o"),
+    "%%timeit -n 3\ny = f(x)": ("f x", "y"),  # which is not there afterwards
+    "%%bash -s {x}\necho $1": ("x",),
     "%%writefile {p}\nx": ("p",),
     "%%unheard_of\nx": ("",),
     "get_ipython().run_line_magic('time', 'x')": ("x",),
@@ -129,7 +120,7 @@ STATEMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "%time from a import b, c as d": {"b": ("from a import b",), "d": ("from a import c as d",)},
     "def f():\n    import a\nclass A:\n    import b\nfrom c import *": {},
     TRY: {"x": (TRY,)},
-    "if y:\n    import c as x\nelse:\n    import d as x": {"x": ()},
+    "if y:\n    import c as x\nelse:\n    import d as x": {},
     "import a\ndel a": {"a": ()},
 }
 
@@ -162,28 +153,3 @@ PIECES += ["time", "timeit", "capture", "bash", "sx", "-n", "-v", "-f", "--out",
 def test_any_text_has_names_or_none(text: str) -> None:
     for source in (text, f"%time {text}", f"%timeit {text}", f"%%capture {text}", f"!{text}"):
         names_in_cell(source, TransformerManager().transform_cell)
-
-
-# the source of a function -> the globals it reads, and binds through `global`
-CODE: Table = {
-    "def f():\n    global x\n    x = y": ("y", "x"),
-    "def f():\n    y = 1\n    class A(B):\n        a = x\n        def m(self): return a, y\n": (
-        "B x a __name__",
-    ),
-    "def f():\n    class A:\n        if x: a = 1\n        b = a\n": ("x a __name__",),
-    "def f():\n    class A:\n        try: a = x\n        except E: pass\n        b = a\n": (
-        "x E a __name__",
-    ),
-    "async def f():\n    async with a as b: return [c async for c in b]": ("a",),
-}
-
-
-@pytest.mark.parametrize(("source", "expected"), list(CODE.items()), ids=repr)
-def test_names_in_code(source: str, expected: tuple[str, ...]) -> None:
-    (code,) = (
-        constant
-        for constant in compile(source, "<function>", "exec", dont_inherit=True).co_consts
-        if isinstance(constant, types.CodeType)
-    )
-    reads, binds = (set(names.split()) for names in (*expected, "")[:2])
-    assert names_in_code(code) == (reads, binds)

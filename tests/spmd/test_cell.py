@@ -106,21 +106,6 @@ def test_the_error_is_kept_and_shown_once(begin: Begin) -> None:
     }
 
 
-def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(
-    begin: Begin, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    source = f"print('out', rank)\n{until_there(go)}\ndisplay(rank)\nrank"
-    run, notes = begin(source, timeout_s=60)
-    notes.on_second_tick = go.touch
-    run.result()
-    for rank in (0, 1):
-        mine = [(kind, content) for r, kind, content in notes.pieces if r == rank]
-        assert "".join(text for kind, text in mine if kind == "stdout") == f"out {rank}\n"
-        assert [kind for kind, _ in mine if kind != "stdout"] == ["display", "result"]
-    assert notes.num_ticks >= 2
-
-
 def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: Path) -> None:
     async def cancelled() -> None:
         run, _ = begin(sleeping(tmp_path))

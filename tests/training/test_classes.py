@@ -96,22 +96,23 @@ def test_what_is_not_of_gpupool_is_matched_too(pools: Pools, tmp_path: Path) -> 
     class Rows(Dataset[Any]):
         """As a data set of Hugging Face."""
 
-        features = {"image": None, "label": type("ClassLabel", (), {"names": ["red", "green"]})}
+        features = {"image": None, "label": type("ClassLabel", (), {"names": NAMES[:2]})}
 
         def __len__(self) -> int:
             return 4
 
         def __getitem__(self, index: int) -> dict[str, Any]:
-            colour = torch.tensor([COLOURS["red"], COLOURS["green"]][index % 2]) / 255
+            colour = torch.tensor(COLOURS[NAMES[index % 2]]) / 255
             return {"image": colour[:, None, None].expand(3, 2, 2), "label": index % 2}
 
-    images = ImageFolder(
-        folder(tmp_path, ["green", "red"]),
-        v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
-    )
+    transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    images = ImageFolder(folder(tmp_path / "same", NAMES[:2]), transform)
     parts = random_split(images, [5, 7])
     for found in (images, parts[0], parts[1], Rows()):
         assert gpupool.evaluate(knowing(NAMES), found, pool=pools[2]) == {"accuracy": 1}
+    other = ImageFolder(folder(tmp_path / "other", NAMES[1:]), transform)
+    with raises(TrainingError, "order of classes"):
+        gpupool.evaluate(knowing(NAMES), other, pool=pools[2])
     assert class_names(TensorDataset(torch.zeros(3, 2), torch.zeros(3))) == ()
 
 

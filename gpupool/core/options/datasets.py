@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.errors import TrainingError
+
+LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
 
 
 def is_stream(dataset: Any) -> bool:
@@ -76,6 +79,40 @@ def require_dataset(name: str, dataset: Any) -> None:
         )
     if len(dataset) == 0:
         raise TrainingError(f"{name} is empty.", "empty", name)
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """What a ConcatDataset or Subset is made of; nothing of others."""
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, (list, tuple)):
+        return list(parts)
+    # Subset and random_split's parts; a data set that has names may wrap another one, too.
+    is_part = hasattr(dataset, "dataset") and hasattr(dataset, "indices")
+    return [dataset.dataset] if is_part else []
+
+
+def labels_of(dataset: Any) -> Any:
+    """The class of each sample, as an array; None where a sample has to be read for it."""
+    import numpy as np
+
+    if parts := parts_of(dataset):
+        found = [labels_of(part) for part in parts]
+        if any(labels is None for labels in found):
+            return None
+        if hasattr(dataset, "datasets"):
+            return np.concatenate(found)
+        return found[0][np.asarray(dataset.indices, dtype=int)]
+    candidates = [getattr(dataset, name) for name in LABELS if hasattr(dataset, name)]
+    tensors = getattr(dataset, "tensors", None)
+    candidates += [tensors[1]] if isinstance(tensors, (list, tuple)) and len(tensors) == 2 else []
+    for values in candidates:
+        # not of ragged lists, a tensor on a GPU, or a stream
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            labels = np.asarray(values)
+            # One class a sample: pixels are another matter, and their masks may be large.
+            if labels.dtype.kind in "iu" and labels.shape == (len(dataset),):
+                return labels
+    return None
 
 
 def _class_names(dataset: Any) -> set[str]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.options.named_measures import check_loss
+from gpupool.core.errors import OptionsError
 from gpupool.core.options.option_help import parameters
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.masking import without_passwords
@@ -45,45 +44,20 @@ def merged(
                 "loss",
             )
         loss, options = "auto", loss
-    if isinstance(loss, Mapping) and _has_options(loss):
-        raise OptionsError(
-            f"loss={short(loss)} has names of options: write train(model, dataset, "
-            f"{_as_keywords(loss)}).",
-            "type",
-            "loss",
-        )
     if options is None:
         return loss, TrainingOptions(**keywords)
     if not isinstance(options, TrainingOptions):
-        meant = (
-            f"write train(model, dataset, {_as_keywords(options)})"
-            if isinstance(options, Mapping) and options
-            else "give a gpupool.TrainingOptions(...), or its fields by name, as "
-            "train(model, dataset, epochs=1)"
+        raise OptionsError(
+            f"options={_short(options)}: give a gpupool.TrainingOptions(...), or its fields by "
+            "name, as train(model, dataset, epochs=1).",
+            "type",
+            "options",
         )
-        raise OptionsError(f"options={short(options)}: {meant}.", "type", "options")
     # `replace` makes new options, which are checked as a whole.
     return loss, replace(options, **keywords) if keywords else options
 
 
-def _has_options(loss: Mapping[Any, Any]) -> bool:
-    """Whether a dict in the place of the loss names options, and no outputs of a network."""
-    known = {field.name for field in fields(TrainingOptions)}
-    if not loss or not known.issuperset(loss):
-        return False
-    # An output may be called "scale": it has a loss then, which no option takes.
-    try:
-        check_loss(loss)
-    except TrainingError:
-        return True
-    return False
-
-
-def _as_keywords(values: Mapping[Any, Any]) -> str:
-    return ", ".join(f"{name}={short(value)}" for name, value in values.items())
-
-
-def short(value: object) -> str:
+def _short(value: object) -> str:
     """`repr`, cut off where it is long: a network, or a data set, would fill the screen."""
     text = without_passwords(" ".join(repr(value).split()))
     return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

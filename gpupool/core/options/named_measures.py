@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.pool_options import suggest
 
-LOSSES = (
-    "cross_entropy",
-    "nll",
-    "mse",
-    "mae",
-    "huber",
-    "smooth_l1",
-    "bce_with_logits",
-)
+LOSSES = ("cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce_with_logits")
 CLASS_METRICS = (
     "accuracy",
     "top5",
@@ -27,15 +19,7 @@ CLASS_METRICS = (
     "pixel_accuracy",
     "mean_iou",
 )
-METRICS = (
-    *CLASS_METRICS,
-    "rmse",
-    "mse",
-    "mae",
-    "r2",
-    "token_accuracy",
-    "perplexity",
-)
+METRICS = (*CLASS_METRICS, "rmse", "mse", "mae", "r2", "token_accuracy", "perplexity")
 
 # Of these less is better; of all others more.
 _LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity", "deviation")
@@ -61,9 +45,8 @@ def check_loss(loss: object) -> None:
         )
     elif not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
         raise TrainingError(
-            f"loss={loss!r} is unknown.{_meant(loss, LOSSES)} There are "
-            f"{', '.join(map(repr, LOSSES))}, 'output' (what the network gives as its loss), and "
-            "any function (outputs, targets) -> mean.",
+            f"loss={loss!r} is unknown. {suggest(str(loss), LOSSES)} Also 'output' (what the "
+            "network gives as its loss), and any function (outputs, targets) -> mean.",
             "unknown",
             "loss",
         )
@@ -79,9 +62,8 @@ def check_metrics(metrics: object) -> None:
             )
         if not callable(metric) and metric not in METRICS:
             raise TrainingError(
-                f"metrics: {metric!r} is unknown.{_meant(metric, METRICS)} There are "
-                f"{', '.join(map(repr, METRICS))}, any function (outputs, targets) -> mean, and "
-                "the metrics of torchmetrics.",
+                f"metrics: {metric!r} is unknown. {suggest(str(metric), METRICS)} Also any "
+                "function (outputs, targets) -> mean, and the metrics of torchmetrics.",
                 "unknown",
                 "metrics",
             )
@@ -116,8 +98,3 @@ def less_is_better(name: str) -> bool:
     (True, False)
     """
     return name.lower().endswith(_LESS_IS_BETTER)
-
-
-def _meant(name: object, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(name).lower(), known, 1)
-    return f" Did you mean {close[0]!r}?" if close else ""

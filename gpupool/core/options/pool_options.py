@@ -80,27 +80,16 @@ class PoolOptions:
         for name in ("timeout_s", "hang_after_s"):
             if not getattr(self, name) > 0:  # also true of nan
                 raise OptionsError.of(name, getattr(self, name), "must be above 0 seconds.")
-        if self.device == "cpu" and self.gpus:
-            raise OptionsError(
-                "device='cpu' and gpus= exclude each other; leave one of them out.",
-                "conflict",
-                "device",
-                "gpus",
-            )
-        if self.device == "cpu" and self.force:
-            raise OptionsError(
-                "device='cpu' and force exclude each other: there is no GPU to take.",
-                "conflict",
-                "device",
-                "force",
-            )
-        if self.device == "cpu" and self.backend == "nccl":
-            raise OptionsError(
-                "backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.",
-                "conflict",
-                "backend",
-                "device",
-            )
+        of_gpus = {"gpus": self.gpus, "force": self.force, "backend": self.backend == "nccl"}
+        for name, is_given in of_gpus.items():
+            if self.device == "cpu" and is_given:
+                raise OptionsError(
+                    f"device='cpu' and {name}={getattr(self, name)!r} exclude each other; leave "
+                    "one of them out.",
+                    "conflict",
+                    "device",
+                    name,
+                )
         parse_duration_s(self.idle_timeout)
 
     @property

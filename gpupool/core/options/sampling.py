@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.datasets import is_stream
+from gpupool.core.options.datasets import LABELS, is_stream, labels_of
 from gpupool.core.options.training_options import TrainingOptions
-
-_LABELS = ("labels", "label", "targets", "target")  # what data sets and their columns call them
 
 
 def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
@@ -56,7 +54,10 @@ def in_order(options: TrainingOptions) -> TrainingOptions:
 
 def _balanced(dataset: Any) -> list[float]:
     """Weights with which each class is drawn as often as any other."""
-    labels = _labels(dataset)
+    labels = labels_of(dataset)
+    columns = [name for name in LABELS if name in (getattr(dataset, "column_names", None) or ())]
+    if labels is None and columns:  # of Hugging Face
+        labels = dataset[columns[0]]
     if labels is None:
         raise OptionsError(
             f"weights='balanced' needs labels that are known without reading samples, which the "
@@ -66,28 +67,3 @@ def _balanced(dataset: Any) -> list[float]:
         )
     counts = Counter(labels)
     return [1 / counts[label] for label in labels]
-
-
-def _labels(dataset: Any) -> list[Any] | None:
-    """The class of each sample, of data sets that have them at hand."""
-    if _is_part(dataset):
-        whole = _labels(dataset.dataset)
-        return whole and [whole[index] for index in dataset.indices]
-    if type(dataset).__name__ == "ConcatDataset":
-        parts = [_labels(part) for part in dataset.datasets]
-        return None if None in parts else [one for part in parts for one in part or ()]
-    columns = getattr(dataset, "column_names", None) or ()
-    found = [dataset[name] for name in _LABELS if name in columns]
-    found += [getattr(dataset, name) for name in _LABELS if hasattr(dataset, name)]
-    found += list(getattr(dataset, "tensors", ()))[-1:]  # a TensorDataset's targets
-    for values in found:
-        if hasattr(values, "is_floating_point") and values.is_floating_point():
-            continue
-        labels = values.tolist() if hasattr(values, "tolist") else list(values)
-        if len(labels) == len(dataset) and all(isinstance(one, (int, str)) for one in labels):
-            return labels
-    return None
-
-
-def _is_part(dataset: Any) -> bool:
-    return type(dataset).__name__ == "Subset" and hasattr(dataset, "indices")

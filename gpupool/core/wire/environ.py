@@ -1,23 +1,14 @@
 """Which environment variables travel to the ranks, and which only over the encrypted channel.
 
-Runs anywhere.
-
-The environment that a process starts with can be read in /proc for as long as it lives, by whoever
-may look at the process. So a variable goes one of three ways:
-
-- **inherited**: ordinary ones are in the first environment of the pool's processes;
-- **sent after the start**: an ordinary name whose value is a URL with a password or token in it,
-  as in HTTPS_PROXY; the ranks would have inherited it but for the password;
-- **only if asked for** (`%gpupool env`): a name that sounds like a secret. A pool that is started
-  for data which this notebook has listed with its keys is asked for with these keys.
-
-What is shown of the last two is a name and a fingerprint; `masking.py` hides the secret part.
+Runs anywhere. Whoever may look at a process can read the environment that it has started with. So
+ordinary variables are inherited; one whose value is a URL with a password, as HTTPS_PROXY, is sent
+after the start; one whose name sounds like a secret is sent if asked for (`%gpupool env`). A pool
+that is started for data which this notebook has listed with its keys is asked for with these keys.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import re
 import secrets
@@ -30,8 +21,8 @@ from gpupool.core.wire.masking import passwords
 
 RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 
-# What process groups of one machine read. A failed collective must raise, not end the process with
-# the user's variables; and each is bound to listen on loopback alone.
+# What process groups read. A failed collective must raise, not end the process with the user's
+# variables; and each is bound to listen on loopback alone.
 _OF_GROUPS = {
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_GLOO_LAZY_INIT": "0",  # nobody would look who it is: engine/group/gloo_sockets.py
@@ -40,9 +31,7 @@ _OF_GROUPS = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
-    # This very name: "lo" alone means "lo0" and "local1" as well. A cluster may set another one for
-    # all its users, on which every one of them could connect.
-    "NCCL_SOCKET_IFNAME": "=lo",
+    "NCCL_SOCKET_IFNAME": "=lo",  # this very name: "lo" alone means "lo0" and "local1" as well
     "NCCL_RAS_ENABLE": "0",  # its thread listens at a fixed port, for which two pools would fight
 }
 # In these the user's own setting wins.
@@ -50,11 +39,10 @@ _OF_GROUPS_BY_DEFAULT = {
     # No plug-in for InfiniBand and the like, which opens devices that one machine does not need.
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
-    # torch writes its record of collectives into the home at each failure that it detects.
+    # torch writes its record of collectives into the home at each failure that it detects, and
+    # waits for that: a rank whose peer was killed would leave its group a minute later.
     "TORCH_FR_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    # After a failed collective torch waits four times as long for that record, made or not: a rank
-    # whose peer was killed would leave its group a minute later.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     # Each rank sees one GPU, as number 0: symmetric memory takes them for one and the same.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
@@ -78,7 +66,6 @@ _SECRET_NAME = re.compile(
 )
 # These say where a secret lies; its keeper is the file's mode.
 _PLACE_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$", re.IGNORECASE)
-_NOT_SECRET = {"AWS_CREDENTIAL_EXPIRATION"}  # a date; goes with the keys, but needs no mask
 _MIN_SECRET_LENGTH = 6  # masking a shorter text would hit ordinary words
 # Fingerprints are keyed afresh in every process: equal values look equal within a session, and
 # nobody can test guesses against a saved notebook.
@@ -91,24 +78,21 @@ def select(
     """The variables of `environ` whose names match one of the names or globs.
 
     Args:
-        strict: whether a plain name must be there.
+        strict: whether each has to match.
 
     Raises:
-        OptionsError: a pattern that holds a value (NAME=value), or a plain name that is not set.
+        OptionsError: one matches nothing; a value typed behind a name is not repeated.
     """
     chosen: dict[str, str] = {}
     for pattern in patterns:
-        name = plain(pattern.split("=", 1)[0])
-        if "=" in pattern:
+        found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
+        if strict and not found:
+            name, equals, _ = plain(pattern).partition("=")
             raise OptionsError(
-                f"{name}=...: name the variable only, its value is taken from the notebook's "
-                "environment. A value typed into a cell stays in the notebook: delete it there.",
-                "value",
+                f"{name}{equals} is not set in the notebook's environment, which values come from.",
+                "not set",
                 name,
             )
-        found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
-        if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(f"{name} is not set in the notebook's environment.", "not set", name)
         chosen.update(found)
     return dict(sorted(chosen.items()))
 
@@ -122,13 +106,6 @@ def note_use(url: object) -> None:
 def used(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The variables of `environ` that hold keys which this process has used for its data."""
     return tuple(sorted(name for name in _used if environ.get(name)))
-
-
-def apply(variables: Mapping[str, str], unset: Iterable[str] = ()) -> None:
-    """Set `variables` in this process and remove the names in `unset`."""
-    for name in unset:
-        os.environ.pop(name, None)
-    os.environ.update(variables)
 
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -162,7 +139,7 @@ def fingerprint(value: str) -> str:
     >>> fingerprint("x") == fingerprint("x"), fingerprint("x") == fingerprint("y")
     (True, False)
     """
-    return hmac.new(_SALT, value.encode(), hashlib.sha256).hexdigest()[:6]
+    return hashlib.blake2b(os.fsencode(value), key=_SALT, digest_size=3).hexdigest()
 
 
 def secret_values(variables: Mapping[str, str]) -> set[str]:
@@ -170,7 +147,7 @@ def secret_values(variables: Mapping[str, str]) -> set[str]:
     values: set[str] = set()
     for name, value in variables.items():
         values |= passwords(value)
-        if _is_secret(name) and name not in _NOT_SECRET:
+        if _is_secret(name):
             values.add(value)
     return {value for value in values if len(value) >= _MIN_SECRET_LENGTH}
 

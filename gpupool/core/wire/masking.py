@@ -11,16 +11,16 @@ import base64
 import html
 import json
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
-from urllib.parse import quote, quote_plus, unquote
+from typing import Any
+from urllib.parse import quote, unquote
 
 MASK = "[hidden]"
-_KEY_ID = re.compile("A(?=[KS]IA[A-Z0-9]{16})")
+_KEY_ID = re.compile(
+    r"A(?=[KS]IA[A-Z0-9]{16}|(?:[KS](?:I(?:A[A-Z0-9]{0,15})?)?)?\Z)"  # or the beginning of one
+)
 _KEY_ID_LENGTH = 20
-_KEY_ID_BEGINS = re.compile(r"A(?:[KS](?:I(?:A[A-Z0-9]{0,15})?)?)?\Z")
 _MIN_LINE_LENGTH = 16  # a shorter line of a value may be an ordinary word
 _MIN_BASE64_OCTETS = 8  # of fewer, base64 has less than ten characters that are all the value's
 # Before the host of a URL; with a slash in the password, which should be quoted, if no port is
@@ -38,44 +38,37 @@ _WITHOUT_SCHEME = re.compile(r"[^\s/:@]+:([^\s/@]+)@[^\s/:@]+:[0-9]{1,5}/?")
 _TOKEN = re.compile(r"(?=.*[0-9A-Z]).{10,}")  # and no user's name
 
 
-class _Known(NamedTuple):
-    """What is hidden at one moment: never changed, only replaced, so any thread may read it."""
-
-    values: frozenset[str]
-    forms: dict[str, list[str]]  # by their first character, longest first
-    heads: re.Pattern[str]  # finds this character, if the second one or the text's end follows
-
-
 class Secrets:
     """The values to hide of one pool. It only grows: what was hidden once stays hidden.
 
-    Whoever masks with it (a `Redactor`, say) knows of values that are added later too.
+    Whoever masks with it (a `Redactor`, say) knows of values that are added later too. Any thread
+    may read it while one adds to it.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self._lock = threading.Lock()
-        self.known = _known_of(frozenset())
+        self._values: set[str] = set()
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
         """Hide these values too, from now on."""
-        with self._lock:
-            values = self.known.values.union(value for value in values if len(value) > 1)
-            if values != self.known.values:
-                self.known = _known_of(values)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.known.values)
-
-    def __repr__(self) -> str:
-        return f"Secrets({len(self.known.values)} values)"
+        self._values.update(value for value in values if len(value) > 1)
+        forms = defaultdict[str, list[str]](list)
+        for form in sorted({form for one in self._values for form in _forms(one)}, key=len)[::-1]:
+            forms[form[0]].append(form)
+        heads = [
+            f"{re.escape(first)}(?=\\Z|[{re.escape(''.join({form[1] for form in some}))}])"
+            for first, some in forms.items()
+        ]
+        self.forms = forms  # by their first character, longest first; before what leads there
+        # finds this character, if the second one or the text's end follows
+        self.heads = re.compile("|".join(heads) or "(?!)")
 
 
 class Redactor:
     """Masks hidden values in a stream of text chunks, also where one is cut by a chunk's end.
 
-    The end of a chunk is held back while it could be the beginning of a hidden value; `flush`
-    gives it out. However a text is cut, what comes out is the same.
+    The end of a chunk is held back while it could be the beginning of a hidden value. However a
+    text is cut, what comes out is the same.
     """
 
     def __init__(self, secrets: Secrets) -> None:
@@ -83,27 +76,21 @@ class Redactor:
         self._held = ""
         self._num_masked = 0  # characters at the start of _held that a mask already stands for
 
-    def feed(self, chunk: str) -> str:
-        """What of the text so far can be shown now."""
-        return self._give_out(self._held + chunk, is_last=False)
-
-    def flush(self) -> str:
-        """The text that was held back, at the end of the stream."""
-        return self._give_out(self._held, is_last=True)
-
-    def _give_out(self, text: str, is_last: bool) -> str:
-        found, unsure = _search(text, self._secrets.known)
-        cut = len(text) if is_last else unsure
+    def feed(self, chunk: str, *, is_last: bool = False) -> str:
+        """What of the text so far can be shown now; all of it after the last chunk."""
+        text = self._held + chunk
+        found, unsure = _search(text, self._secrets)
+        end = len(text) if is_last else unsure
         shown: list[str] = []
         position = self._num_masked  # up to here all is shown or masked
-        for start, end in found:
+        for start, stop in found:
             if start < position:  # it overlaps the one before: both are masked as one
-                position = max(position, end)
-            elif start < cut:
+                position = max(position, stop)
+            elif start < end:
                 shown += [text[position:start], MASK]
-                position = end
-        shown.append(text[position:cut])
-        self._held, self._num_masked = text[cut:], max(0, position - cut)
+                position = stop
+        shown.append(text[position:end])
+        self._held, self._num_masked = text[end:], max(0, position - end)
         return "".join(shown)
 
 
@@ -112,8 +99,7 @@ def redact(text: str, secrets: Secrets) -> str:
 
     Values that overlap in the text are masked as one, so that no piece of either is left.
     """
-    redactor = Redactor(secrets)
-    return redactor.feed(text) + redactor.flush()
+    return Redactor(secrets).feed(text, is_last=True)
 
 
 def without_passwords(text: str) -> str:
@@ -134,62 +120,45 @@ def passwords(text: str) -> set[str]:
     found = {value for _, value in _IN_QUERY.findall(text)}
     for scheme, plain, with_slash in _USERINFO.findall(text):
         name, colon, password = (plain or with_slash).partition(":")
-        if colon:
-            found.add(password)
-        elif scheme and _TOKEN.fullmatch(name):
-            found.add(name)
-    whole = _WITHOUT_SCHEME.fullmatch(text)
-    found |= {whole[1]} if whole else set()
+        is_token = not colon and scheme and _TOKEN.fullmatch(name)
+        found.add(name if is_token else password)
+    if whole := _WITHOUT_SCHEME.fullmatch(text):
+        found.add(whole[1])
     return (found | {unquote(value) for value in found}) - {""}
 
 
 def redact_all(content: Any, secrets: Secrets) -> Any:
-    """The same for every text in plain data, keys and bytes too: a mime bundle, an event."""
+    """The same for every text in plain data, keys too: a mime bundle, an event."""
     if isinstance(content, str):
         return redact(content, secrets)
-    if isinstance(content, (bytes, bytearray)):
-        text = content.decode(errors="surrogateescape")
-        return type(content)(redact(text, secrets).encode(errors="surrogateescape"))
     if isinstance(content, dict):
-        return {
-            redact_all(key, secrets): redact_all(value, secrets) for key, value in content.items()
-        }
-    if isinstance(content, (list, set, frozenset)):
-        return type(content)(redact_all(value, secrets) for value in content)
+        return {redact_all(k, secrets): redact_all(v, secrets) for k, v in content.items()}
+    if isinstance(content, list):
+        return [redact_all(value, secrets) for value in content]
     if isinstance(content, tuple):  # a named one becomes a plain one
         return tuple(redact_all(value, secrets) for value in content)
     return content
 
 
-def _search(text: str, known: _Known) -> tuple[list[tuple[int, int]], int]:
+def _search(text: str, secrets: Secrets) -> tuple[list[tuple[int, int]], int]:
     """Start and end of each hidden value, and where the text's end begins that may become one."""
     found, length = list[tuple[int, int]](), len(text)
-    cut = length
-    for match in known.heads.finditer(text):
+    unsure = length
+    for match in secrets.heads.finditer(text):
         start = match.start()
-        for form in known.forms[match[0]]:
-            end = start + len(form)
-            if end > length:
-                if start < cut and form.startswith(text[start:]):
-                    cut = start
-            elif text.startswith(form, start):
-                found.append((start, end))
+        for form in secrets.forms[match[0]]:
+            if text.startswith(form, start):
+                found.append((start, start + len(form)))
                 break
-    found += [(match.start(), match.start() + _KEY_ID_LENGTH) for match in _KEY_ID.finditer(text)]
-    found.sort()
-    key_id = _KEY_ID_BEGINS.search(text, max(0, length - _KEY_ID_LENGTH + 1))
-    return found, min(cut, key_id.start() if key_id else cut)
-
-
-def _known_of(values: frozenset[str]) -> _Known:
-    forms = defaultdict[str, list[str]](list)
-    for form in sorted({form for value in values for form in _forms(value)}, key=len)[::-1]:
-        forms[form[0]].append(form)
-    heads = [
-        re.escape(first) + rf"(?=\Z|[{re.escape(''.join({form[1] for form in some}))}])"
-        for first, some in forms.items()
-    ]
-    return _Known(values, forms, re.compile("|".join(heads) or "(?!)"))
+            if start < unsure and len(form) > length - start and form.startswith(text[start:]):
+                unsure = start
+    for match in _KEY_ID.finditer(text):
+        start, end = match.start(), match.start() + _KEY_ID_LENGTH
+        if end <= length:
+            found.append((start, end))
+        else:
+            unsure = min(start, unsure)
+    return sorted(found), unsure
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -199,17 +168,11 @@ def _forms(value: str) -> Iterator[str]:
     for text in {bare, *map(str.strip, bare.splitlines())}:
         # "-----BEGIN PRIVATE KEY-----" is not secret
         if text == bare or (len(text) >= _MIN_LINE_LENGTH and not text.startswith("-----")):
-            yield text
-            octets = text.encode(errors="surrogateescape")
-            # Which quotes `repr` escapes depends on those around the value: with both of them
-            # behind it, it escapes '.
-            for shown in (repr(text + "\"'")[1:-4], repr(octets + b"\"'")[2:-4]):
-                yield from (shown, shown.replace("\\'", "'"))
             as_json = json.dumps(text)[1:-1]
+            yield from (text, repr(text)[1:-1], html.escape(text))
             yield from (as_json, as_json.replace("/", "\\/"))  # as pandas and PHP do
-            yield json.dumps(text, ensure_ascii=False)[1:-1]
-            yield from (html.escape(text), html.escape(text, quote=False))
-            yield from (quote(octets, safe=""), quote(octets), quote_plus(octets))
+            octets = text.encode(errors="surrogateescape")
+            yield from (quote(octets, safe=""), quote(octets))
 
 
 def _in_base64(octets: bytes) -> Iterator[str]:

@@ -113,14 +113,12 @@ class Counts(ControlRequest[Mapping[str, int]]):
 class SetEnvironment(ControlRequest[None]):
     """Set and remove environment variables; `refresh`: open file systems take new credentials.
 
-    A request that is sent again has the same `number`, and is carried out once; 0: always. Its repr
-    has no values: they may be secrets.
+    Its repr has no values: they may be secrets.
     """
 
     variables: Mapping[str, str] = field(repr=False)
     unset: Sequence[str]
     refresh: bool = True
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,14 @@ import contextlib
 import sys
 from typing import Any
 
-_GETTERS = {
-    "set_default_dtype": "get_default_dtype",
-    "set_float32_matmul_precision": "get_float32_matmul_precision",
-    "set_deterministic_debug_mode": "get_deterministic_debug_mode",
-}
+_SETTINGS = ("default_dtype", "float32_matmul_precision", "deterministic_debug_mode")
 
 
 def torch_settings() -> dict[str, Any]:
     """Function of torch that sets it -> what is set here; nothing while torch is not imported."""
     found = {}
-    for setter, getter in _GETTERS.items():
+    for name in _SETTINGS:
         # A thread may just be importing torch; and torch refuses to tell a mixture of precisions.
         with contextlib.suppress(AttributeError, RuntimeError):
-            found[setter] = getattr(sys.modules.get("torch"), getter)()
+            found[f"set_{name}"] = getattr(sys.modules.get("torch"), f"get_{name}")()
     return found

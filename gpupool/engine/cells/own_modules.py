@@ -20,27 +20,25 @@ def load_again(reloaded: Reloaded) -> None:
 
     Functions and objects that are here already get the new code, as with `%autoreload`.
     """
-    waiting = [name for name, times in reloaded.times.items() if _heard.get(name) != times]
+    new = [name for name, times in reloaded.times.items() if _heard.get(name) != times]
     _heard.update(reloaded.times)
-    waiting = [name for name in waiting if name in sys.modules]
+    waiting: dict[str, Exception | None] = {name: None for name in new if name in sys.modules}
     if not waiting:
         return
     find_modules(reloaded.sys_path)
     from IPython.extensions.autoreload import superreload
 
     importlib.invalidate_caches()
-    failed: dict[str, Exception] = {}
-    while waiting:
-        failed = {}
-        for name in waiting:
+    num_before = 0
+    while len(waiting) != num_before:  # one may need something new of another one
+        num_before = len(waiting)
+        for name in list(waiting):
             try:
                 superreload(sys.modules[name], old_objects=_old_objects)
+                del waiting[name]
             except Exception as error:
-                failed[name] = error
-        if len(failed) == len(waiting):
-            break
-        waiting = list(failed)  # it may need something new of another one
-    for name, problem in failed.items():
+                waiting[name] = error
+    for name, problem in waiting.items():
         print(
             f"gpupool: rank {this_rank().rank} still has the module {name} as it was before, which "
             f"cannot be loaded again there: {type(problem).__name__}: {problem}",

@@ -10,16 +10,10 @@ import codecs
 import os
 import sys
 import threading
-from collections.abc import Iterable
 
 from gpupool.core.wire.masking import Redactor, Secrets
 
-secrets = Secrets()
-
-
-def hide(values: Iterable[str]) -> None:
-    """Mask these values from now on."""
-    secrets.add(values)
+secrets = Secrets()  # the values to mask from now on
 
 
 def mask() -> None:

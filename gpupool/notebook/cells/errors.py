@@ -7,7 +7,7 @@ from html import escape
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
-from gpupool.spmd.output import NormalText
+from gpupool.spmd.output import normal
 
 
 def errors_html(error: SpmdError | None) -> list[str]:
@@ -27,7 +27,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
     # A dict keeps this order, so the cause comes first and those who only waited come last.
     for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
         # of those that were freed each names the port or peer that it lost
-        text = one.freed_from if one.freed else _normal(one.traceback)
+        text = one.freed_from if one.freed else normal(ansi.plain(one.traceback))
         groups.setdefault((one.freed, one.freed or one.ename, text), []).append(one)
     return list(groups.values())
 
@@ -46,9 +46,7 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if is_cause and len(error.errors) > len(errors):
         notes.append("failed first")
     if len(errors) > 1:
-        alike = len({_normal(one.traceback) for one in errors}) > 1
-        what = "much the same" if alike else "same traceback"
-        notes.append(f"{what} on {len(errors)} ranks{'' if is_cause else ', folded'}")
+        notes.append(f"same traceback on {len(errors)} ranks{'' if is_cause else ', folded'}")
     if notes:
         title += markup.muted(f" ({', '.join(notes)})")
     text = _without_title(first) if first.traceback.strip() else f"{first.ename}: {first.evalue}"
@@ -74,10 +72,6 @@ def _without_title(error: RankError) -> str:
     if plain and plain[-1].strip() == f"{error.ename}: {_headline(error)}".strip(": "):
         del lines[-1]
     return "\n".join(lines).strip("\n")
-
-
-def _normal(traceback: str) -> str:
-    return NormalText.of(ansi.plain(traceback)).form
 
 
 def _one_line(error: RankError) -> str:

@@ -20,7 +20,7 @@ from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import Group, differences, fold_alike, fold_lines, majority
+from gpupool.spmd.output import Group, differences, fold, fold_lines, majority
 
 HEAD_LINES, LAST_LINES = 200, 50  # of a group; the rest is in result.text(rank)
 MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
@@ -46,9 +46,9 @@ def report_html(report: CellReport, look: Look) -> str:
     blocks = list[str]()
     figures = figures_html(_figures(report, look))
     for texts, figure in zip_longest(_texts(report, look), figures):
-        blocks += groups_html(fold_alike(texts), look) if texts else []
+        blocks += groups_html(fold(texts, alike=True), look) if texts else []
         blocks += [figure] if figure else []
-    values = groups_html(fold_alike(_values(report, look)), look, _label(report))
+    values = groups_html(fold(_values(report, look), alike=True), look, _label(report))
     return markup.card(heading_html(report), *errors_html(report.error), *blocks, *values)
 
 
@@ -57,8 +57,8 @@ def report_text(report: CellReport, look: Look) -> str:
     parts = list[str]()
     figures = _nth(_figures(report, look))
     for texts, figure in zip_longest(_texts(report, look), figures):
-        parts += [groups_text(fold_alike(texts or {}), look), figures_text(figure or {})]
-    values = fold_alike(_values(report, look))
+        parts += [groups_text(fold(texts or {}, alike=True), look), figures_text(figure or {})]
+    values = fold(_values(report, look), alike=True)
     # Below other lines it would be taken for one of them.
     is_label_needed = any(parts) and sum(bool(group.text) for group in values) > 1
     parts += [_label(report) if is_label_needed else "", groups_text(values, look)]
@@ -92,7 +92,7 @@ def values_text(result: SpmdResult) -> str:
         values = [bundle for bundle in output.displays if bundle["kind"] == OutputKind.RESULT]
         shown = values[-1]["data"].get("text/plain", "") if values else result.value_text(rank)
         texts[rank] = str(shown)
-    return groups_text(fold_alike(texts)) or heading(_report_of(result))
+    return groups_text(fold(texts, alike=True)) or heading(_report_of(result))
 
 
 def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:

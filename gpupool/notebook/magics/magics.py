@@ -20,7 +20,7 @@ from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place, on_its_line
+from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
 
 _NAMES = ("gpupool", "spmd", "%spmd")
 
@@ -107,7 +107,7 @@ class GpupoolMagics(Magics):
             background.watch(run, self.shell)
             return run
         if run.waits_for:
-            print(f"gpupool: waiting for {', '.join(dict.fromkeys(run.waits_for))} to end…")
+            print(f"gpupool: waiting for {', '.join(run.waits_for)} to end…")
         result = run.result()
         self._bind(chosen.name, result)
         views.keep_quietly(result)
@@ -123,7 +123,7 @@ class GpupoolMagics(Magics):
         __tracebackhide__ = True
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.", "incomplete")
-        source = on_its_line(line, self.shell)
+        source = in_its_place(line, self.shell)
         return self._begin(source, "auto", notebook=self._notebook(), is_value=True).result()
 
     # ---- inside --------------------------------------------------------------------------

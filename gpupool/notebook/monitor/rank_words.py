@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpupool.core.formatting import NONE, milliseconds, of_memory, short_device
+from gpupool.core.formatting import NONE, milliseconds, of_memory
 from gpupool.core.wire.events import RankEvent
 from gpupool.training.history import TrainingHistory
 
@@ -72,7 +72,7 @@ def _row(rank: int, device: str, event: RankEvent | None, note: str) -> RankRow:
     seconds = event.step_s if event.work_s is None else event.work_s
     return RankRow(
         rank=str(rank),
-        device=short_device(device),
+        device=device.replace("NVIDIA ", ""),
         utilization=share,
         utilization_text=NONE if share is None else f"{100 * share:.0f} %",
         memory=min(1.0, used / total) if used is not None and total else None,

@@ -169,7 +169,7 @@ class OutputRecorder:
         """Give out what was held back. What comes later, of threads say, is taken in as well."""
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
-                self._add(rank, kind, redactor.flush())
+                self._add(rank, kind, redactor.feed("", is_last=True))
 
     def _add(self, rank: int, kind: OutputKind, content: Any) -> None:
         if kind.is_text and not content:

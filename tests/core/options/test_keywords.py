@@ -53,17 +53,12 @@ def test_options_in_the_place_of_the_loss_are_options() -> None:
         merged(options, options, {})
 
 
-def test_a_loss_of_an_output_that_is_called_like_an_option_is_a_loss() -> None:
-    assert merged({"scale": "mse"}, None, {})[0] == {"scale": "mse"}
-
-
 @pytest.mark.parametrize(
     ("loss", "options", "keywords", "kind", "name", "shown"),
     [
         ("mse", None, {"epoch": 1}, "no option", "epoch", "'epochs'"),
         ("mse", TrainingOptions(), {"epoch": 1}, "no option", "epoch", "'epochs'"),
         ("mse", TrainingOptions(), {"epochs": "1"}, "type", "epochs", "number"),
-        ({"epochs": 1}, None, {}, "type", "loss", "train(model, dataset, epochs=1)"),
         ("mse", {"epochs": 1}, {}, "type", "options", "train(model, dataset, epochs=1)"),
         ("mse", nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "type", "options", "..."),
         ("mse", "s3://user:secret@host/x", {}, "type", "options", "TrainingOptions"),

