@@ -67,21 +67,6 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
     assert len(lines["accuracy"]["validation"]) == 3
 
 
-@pytest.mark.long
-def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
-    notebook = executed(
-        "from gpupool.notebook.monitor.views import WidgetView\n"
-        "run, wishes = Run(step_s=0.3), []\n"
-        "view = WidgetView(lambda: wishes.append(run.stop))\nrun.add_listener(view)",
-        # As the kernel does it when the browser sends the press of the button:
-        "view.monitor._handle_custom_msg({'press': 'stop'}, [])\n"
-        "at_once = view.monitor.status\n(stop,) = wishes\nstop()\nrun.wait()",
-        "print(at_once, run.history.status, view.monitor.status, len(run.history.steps) < 900)",
-    )
-    assert notebook.cells[3].outputs[0].text == "stopping stopped stopped True\n"
-    assert ">Stopped " in notebook.cells[1].outputs[0].data["text/html"]
-
-
 def test_the_kernel_may_answer_on_any_shell() -> None:
     """Guards the private name of ipykernel 7.4 that the monitor removes after each message."""
     notebook = executed(
