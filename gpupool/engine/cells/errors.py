@@ -221,5 +221,5 @@ def shown(error: BaseException, with_source: bool = True) -> str:
     except Exception:  # noqa: S110 - these ask the exception and its frames for things
         pass
     # as Python does, in a thirtieth of the time, and groups too
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error, chain=with_source))
     return _cut(re.sub(r'File "(.+?)"', lambda found: cell_of(found[1]) or found[0], text))

@@ -46,11 +46,11 @@ class CellCompiler(CachingCompiler):
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
         """Parse what is noted, or the code of a magic, which has no name."""
         if filename == "<unknown>":
-            is_body = self._num_above(source) > 0
-            filename = self.cache(source, this_shell().execution_count) if is_body else filename
-            self._body = filename if is_body else ""
-        noted = "".join(linecache.getlines(filename))
-        return super().ast_parse(noted or source, filename, symbol)
+            self._body = ""
+            if self._num_above(source):
+                self._body = filename = self.cache(source, this_shell().execution_count)
+        above = max(len(linecache.getlines(filename)) - len(source.splitlines()), 0)
+        return super().ast_parse("\n" * above + source, filename, symbol)
 
     def __call__(self, source: Any, filename: str, *args: Any, **options: Any) -> Any:
         """Compile; the code of a magic under the cell's name."""
@@ -99,10 +99,9 @@ def _folder(package: str) -> str:
     return f"{Path(spec.origin).parent}/" if spec and spec.origin else "?"
 
 
-TORCH = _folder("torch")
-_PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle")
-_OTHERS = (contextlib.__file__, "<frozen runpy>")  # torch decorates by one, `%run -m` runs by one
-MACHINERY = (*map(_folder, _PACKAGES), TORCH, *_OF_MAGICS, *_OTHERS)
+TORCH = _folder("torch")  # which decorates by contextlib
+_PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle", "torch")
+MACHINERY = (*map(_folder, _PACKAGES), contextlib.__file__, *_OF_MAGICS, "<frozen runpy>")
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _NOWHERE = ("<frozen ", "<string>", "<__array_function__")  # code without a file
 

@@ -52,11 +52,8 @@ class _Exit(ZMQExitAutocall):
 
 
 def _refuse_prompts(shell: Any) -> None:
-    """Have everything that would ask the user for a line say at once that a rank cannot.
-
-    Without a front end that listens it would wait, or read an end of file. What `x?` would open
-    in a pager is printed.
-    """
+    """Have all that would ask the user for a line, and wait or read an end of file, say at once
+    that a rank cannot. What `x?` would open in a pager is printed."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
         __tracebackhide__ = True  # the debugger opens in the caller's frame
