@@ -35,7 +35,7 @@ def ended(course: Course) -> Course:
     ],
 )
 def test_a_course_in_one_line(course: Course, text: str) -> None:
-    assert bar_text(course, blocks=False) == text
+    assert bar_text(course) == text
 
 
 def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
