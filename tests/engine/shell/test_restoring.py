@@ -17,11 +17,6 @@ ACTS = {
     "default device": (
         "import torch as t; t.set_default_device('meta'); t.set_default_dtype(t.half)"
     ),
-    "warnings": "import warnings; warnings.simplefilter('error')",
-    "environment": (
-        "import builtins, os\nkept = getattr(builtins, 'kept_environment', {})\n"
-        "builtins.kept_environment = {**kept, **os.environ}; os.environ.clear()"
-    ),
 }
 NEXT = """
 import subprocess, sys
@@ -41,12 +36,7 @@ class Logger:
 sys.stdout = Logger()
 print("first")
 """
-# What torch and Python would keep for ever, also where it spoils nothing of the pool.
-AGAIN = (
-    "import builtins, os; os.environ.update(getattr(builtins, 'kept_environment', {}))\n"
-    "import torch, warnings; warnings.resetwarnings(); warnings.simplefilter('ignore')\n"
-    "torch.set_default_device(None); torch.set_default_dtype(torch.float32)"
-)
+AGAIN = "import torch as t; t.set_default_device(None); t.set_default_dtype(t.float32)"
 
 
 @pytest.mark.parametrize("act", ACTS)

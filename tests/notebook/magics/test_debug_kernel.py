@@ -90,18 +90,6 @@ def test_a_breakpoint_is_a_place_to_look_at(kernel: Kernel) -> None:
     assert cell.text.endswith("6")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("5", "ranks '5': write all, 0, 0,2, 0:4, ::2 or -1; this pool has ranks 0 to 1"),
-        ("0:2", "looks at one rank, and 0:2 means 2"),
-        ("1 2", "'2' is too much"),
-    ],
-)
-def test_a_rank_that_is_not_there_is_refused(failed: Kernel, line: str, message: str) -> None:
-    assert message in failed.run(f"%gpupool debug {line}").error_text
-
-
 def test_where_nobody_can_be_asked_the_error_says_what_else_there_is(failed: Kernel) -> None:
     cell = failed.run("%gpupool debug", allow_stdin=False)
     assert "this front end cannot ask for input" in cell.error_text

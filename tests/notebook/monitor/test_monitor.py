@@ -151,33 +151,6 @@ def test_the_last_news_follows_where_nothing_comes_after_it() -> None:
     )
 
 
-def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
-    """The private names are those that ipywidgets' front ends are answered with."""
-    notebook = executed(
-        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
-        "import json\n"
-        "now = 0.0\n"
-        "monitor, history = TrainingMonitor(clock=lambda: now), TrainingHistory()\n"
-        "for event in training_events(num_epochs=2, steps_per_epoch=25, num_steps=30):\n"
-        "    history.add(event)\n"
-        "    monitor.update(history)\n"
-        "    now += 0.11\n"
-        "synced = len(json.loads(monitor.lines)['loss']['raw'])",
-        "from ipywidgets.widgets import widget\n"
-        "sent = []\n"
-        "class Control:\n"
-        "    def send(self, data, metadata=None, buffers=None):\n"
-        "        sent.append(data)\n"
-        "widget.Widget._control_comm, before = Control(), widget.Widget._control_comm\n"
-        "ask = {'content': {'data': {'method': 'request_states'}}}\n"
-        "widget.Widget._handle_control_comm_msg(ask)\n"
-        "widget.Widget._control_comm = before\n"
-        "state = sent[0]['states'][monitor.model_id]['state']\n"
-        "print(synced, len(json.loads(state['lines'])['loss']['raw']), state['view']['progress'])",
-    )
-    assert notebook.cells[2].outputs[0].text == "0 30 0.6\n"
-
-
 def test_the_browser_half_is_one_module_without_dependencies() -> None:
     from gpupool.notebook.monitor.widget import TrainingMonitor
 
