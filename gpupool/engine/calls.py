@@ -18,7 +18,6 @@ from typing import Any
 
 from gpupool.core.wire.invoke import invoke
 from gpupool.core.wire.replies import Reply
-from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import LIBRARIES
 
 _POLL_S = 0.02
@@ -41,12 +40,16 @@ def serve(number: int, work: Callable[[], Reply[Any]]) -> Reply[Any]:
         if number in _unmet:
             _unmet.discard(number)
             _begin_waiting(number)
+    # here: a loop under torchrun imports this file, and may have no ipykernel
+    from gpupool.engine.output import streams
+
     reply = None
     try:
         try:
             reply = work()
-        finally:
-            restoring.restore()  # here an interrupt ends what the user's streams may wait for
+        finally:  # here an interrupt ends what the user's streams may wait for
+            for note in streams.restore_streams():
+                streams.say(note)
             over()
     except KeyboardInterrupt:  # it has struck between the work and here
         if reply is None:

@@ -35,7 +35,6 @@ from gpupool.engine.cells import debug, execute, own_modules, torchrun, variable
 from gpupool.engine.group import forming
 from gpupool.engine.output import log, status, streams
 from gpupool.engine.process import end_at_once, follow_torch, this_rank
-from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
 
@@ -65,10 +64,6 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
     log.mask()
-    disarm_exit(shell)
-    refuse_prompts(shell)
-    refuse_magics(shell)
-    keep_no_outputs(shell)
     torchrun.install()
     return Reply(None)
 
@@ -195,11 +190,12 @@ def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:
 def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Reply[Value]:
     """`variables.around`; the reply says also which parcels are lost, and have to be sent again,
     and whether the pool has to form its group again."""
+    guarded = partial(execute.guarded, work)
     if bindings is not None:
-        reply = execute.guarded(lambda: variables.around(work, bindings))
+        reply = execute.guarded(lambda: variables.around(guarded, bindings))
         reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
     else:
-        reply = execute.guarded(work)
+        reply = guarded()
     device = devices.in_use()
     if reply.raised is not None and device is not None and device.lags:
         reply = replace(reply, lags=True)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import nbformat
 import pytest
-from nbconvert.exporters import HTMLExporter
 
 from gpupool.core.wire.events import EndEvent, StartEvent, ValidationEvent
 from gpupool.notebook.monitor.picture import history_html
-from gpupool.notebook.monitor.views import still_picture
 from gpupool.training.history import TrainingHistory
 from tests.browser.accessible import grave_faults
 from tests.notebook.feed import full_events
@@ -184,21 +182,6 @@ def test_the_page_of_a_stopped_training_answers_twice_and_keeps_to_itself(browse
     assert HOSTILE[:20] in both[0].root.inner_text()
     assert raw.evaluate("Object.keys(window)") == names
     assert raw.faults == []
-
-
-def test_nbconvert_has_the_plots_and_where_no_script_runs_the_image(browser: Browser) -> None:
-    made = still_picture(history_with())
-    cell = nbformat.v4.new_code_cell("result")  # type: ignore[no-untyped-call]
-    cell.outputs.append(nbformat.v4.new_output("display_data", made))  # type: ignore[no-untyped-call]
-    notebook = nbformat.v4.new_notebook(cells=[cell])  # type: ignore[no-untyped-call]
-    page, _ = HTMLExporter().from_notebook_node(notebook)
-    raw = browser.show(page)
-    Plots(raw).use()
-    plain = browser.show(page, scripts=False)
-    image = plain.locator("img.gpupool-plots")
-    image.wait_for()
-    assert image.bounding_box()["height"] > 300
-    assert plain.locator("canvas, button").count() == 0
 
 
 def test_in_jupyterlab_live_saved_trusted_and_not(lab: Lab, browser: Browser) -> None:

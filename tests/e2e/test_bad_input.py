@@ -82,27 +82,6 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("%gpupool start", "PoolError: a pool of 2 ranks runs already. Continue with it ("),
-        ("%gpupool env FOO=bar", "OptionsError: FOO=...: name the variable only, its value is tak"),
-        ("%gpupool env NO_SUCH", "OptionsError: NO_SUCH is not set in the notebook's environment."),
-        (
-            "%%spmd --veiw raw\n1",
-            "OptionsError: %%spmd has no option --veiw. Did you mean '--view'?",
-        ),
-        (
-            "%%spmd -t 2\n1",
-            "OptionsError: ranks '2': write all, 0, 0,2, 0:4, ::2 or -1; this pool ",
-        ),
-    ],
-)
-def test_a_bad_line_is_refused_and_the_pool_goes_on(pool: Kernel, code: str, said: str) -> None:
-    assert refusal(pool.run(code)).startswith(said)
-    assert still_usable(pool)
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
         ("gpupool.ImageDatastore('s3://no-such-bucket/x')", "DataNotFoundError: s3://no-such-buck"),
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
         ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import s3fs
 
-import gpupool
-from gpupool import CredentialsError, Pool, SpmdError, TrainingOptions
+from gpupool import CredentialsError, Pool, SpmdError
 from tests.servers.s3 import SeaweedServer
 from tests.support.processes import until
 from tests.support.raising import raises
@@ -113,33 +112,6 @@ def test_the_notebooks_own_credential_chain_reaches_the_ranks(
     assert dict(pool2.run(count)) == {0: 100, 1: 100}
 
 
-@pytest.mark.long
-def test_file_systems_are_connected_anew_while_they_read(
-    pool2: Pool, s3: SeaweedServer, photos_url: str
-) -> None:
-    """Keys sent by hand in the middle of a loop: it goes on, and no read of it fails."""
-    os.environ.update(s3.env)
-    pool2.propagate_env("AWS_*")
-    loop = """
-import os, s3fs
-filesystem = s3fs.S3FileSystem()
-names = filesystem.find("photos/test")
-num_read = 0
-while "GPUPOOL_ENOUGH" not in os.environ:
-    assert all(len(content) > 100 for content in filesystem.cat(names[:20]).values())
-    num_read += 20
-num_read
-"""
-    execution = pool2.begin(loop, ranks=(0, 1), on_output=lambda *_: None, timeout_s=150)
-    for _ in range(8):
-        assert not execution.wait(0.3)
-        pool2.propagate_env("AWS_*")
-    os.environ["GPUPOOL_ENOUGH"] = "1"
-    pool2.propagate_env("GPUPOOL_ENOUGH")
-    assert all(int(reply.text) > 20 for reply in execution.result().values())
-    pool2.propagate_env("GPUPOOL_ENOUGH", unset=True)
-
-
 def reads(s3: SeaweedServer, key: str) -> bool:
     """Whether the server takes this key already."""
     mine = {"key": key, "secret": f"secret-of-{key}", "skip_instance_cache": True}
@@ -210,27 +182,3 @@ def test_without_credentials_the_error_says_where_they_may_come_from(pool2: Pool
     os.environ["AWS_PROFILE"] = "missing"
     with raises(CredentialsError, "no key", shown="missing"):
         pool2.propagate_env(aws=True)
-
-
-@pytest.mark.long
-def test_training_from_s3_learns_and_predicts(
-    pool2: Pool, s3: SeaweedServer, photos_url: str
-) -> None:
-    import torch
-    from torch import nn
-
-    os.environ.update(s3.env)
-    pool2.propagate_env("AWS_*")
-    images = gpupool.ImageDatastore(f"{photos_url}/train").shuffle(seed=0)
-    train_images, validation_images = images.split_each_label(0.9)
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 12 * 12, 10)
-    )
-    options = TrainingOptions(optimizer="adam", lr=3e-3, batch_size=16, epochs=8)
-    result = gpupool.train(network, train_images, options=options, validation=validation_images)
-    assert result.history.steps[-1].num_samples == 180 % 16
-    assert [v.num_samples for v in result.history.validations] == [20] * 8
-    tested = gpupool.ImageDatastore(f"{photos_url}/test")
-    predicted = gpupool.predict(result.model, tested).argmax(1).numpy()
-    assert (predicted == tested.labels).mean() > 0.5  # chance is 0.1

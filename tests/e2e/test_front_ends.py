@@ -1,8 +1,4 @@
-"""The same small notebook in every front end that runs cells: read as a user reads it.
-
-The browser has its own tests (tests/browser). Here are papermill, which executes files, and a
-kernel used as VS Code does it.
-"""
+"""A small notebook that papermill executes: read as a user reads it. Browsers: tests/browser."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.notebook.kernel import Kernel, plain, without_progress
+from tests.notebook.kernel import plain, without_progress
 from tests.support.raising import frames_of_ours
 from tests.support.waits import peers
 
@@ -104,27 +100,8 @@ def with_papermill(folder: Path) -> Read:
     return Read([by_source[source] for source in sources], str(caught.value))
 
 
-def as_vs_code(folder: Path) -> Read:
-    """All on the shell channel, in a kernel without subshells; a failing cell ends Run All."""
-    read = Read()
-    with Kernel(options=["--IPKernelApp.subshells_enabled=False"]) as kernel:
-        for number, source in enumerate(cells_in(folder)):
-            if read.message:
-                read.cells.append([])
-                continue
-            cell = kernel.run(source, allow_stdin=True)
-            read.cells.append([{"output_type": o["type"], **o} for o in cell.outputs])
-            if cell.status == "error" and number != ALLOWED:
-                read.message = cell.error_text
-    return read
-
-
-@pytest.mark.parametrize(
-    "execute",
-    [with_papermill, pytest.param(as_vs_code, marks=pytest.mark.long)],
-)
-def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_path: Path) -> None:
-    read = execute(tmp_path)
+def test_a_notebook_that_papermill_executes_reads_as_in_a_front_end(tmp_path: Path) -> None:
+    read = with_papermill(tmp_path)
     texts = [as_text(outputs) for outputs in read.cells]
     assert "Pool of 2: idle, CPU ranks, gloo" in texts[0]
     assert texts[1] == "[0, 1] hello of 2\nOut[2]:\n[0] 0\n[1] 2"
@@ -149,6 +126,3 @@ def as_text(outputs: list[dict[str, Any]]) -> str:
         else:
             parts.append(output.get("text") or output["data"].get("text/plain", ""))
     return plain("\n".join(part.rstrip("\n") for part in parts))
-
-
-# ---- terminals -------------------------------------------------------------------------------

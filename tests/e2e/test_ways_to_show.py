@@ -32,20 +32,15 @@ MASKED = {
     "by character": "for c in K: sys.stdout.write(c); sys.stdout.flush()",
     "write(1)": "os.write(1, K.encode() + b'\\n')",
     "write(2) in halves": "os.write(2, A.encode()); time.sleep(.3); os.write(2, B.encode()); None",
-    "puts": "import ctypes; ctypes.CDLL(None).puts(K.encode()); None",
     "a program": "subprocess.run(['sh', '-c', 'echo $AWS_SECRET_ACCESS_KEY']); None",
     "a shell command": "!env | grep AWS_SEC",
     "an error": "raise ValueError(K)",
-    "an error of bytes": "raise ValueError(K.encode())",
     "a note of an error": "e = ValueError(1); e.__notes__ = [K]; raise e",
     "a warning": "import warnings; warnings.warn(K)",
     "logging": "import logging; logging.getLogger('a').error(K)",
     "a value": "K",
     "a key of a value": "{'a': K, K: 1}",
-    "a table": "pandas.DataFrame({'k': [K]})",
-    "a table as JSON": "print(pandas.DataFrame({'k': [K]}).to_json())",
     "HTML": "display(HTML('<b>' + K + '</b>'))",
-    "a key in JSON": "display(JSON({K: 1}))",
     "a value in JSON": "display(JSON({'a': [K]}))",
     "a key of metadata": "display({'text/plain': 'x'}, metadata={'m': {K: 1}}, raw=True)",
     "drawn over": "print('junk' + chr(13) + K)",
@@ -59,28 +54,13 @@ MASKED = {
     "a monitor": (
         "for i in (m := gpupool.monitor(9, title=K, info={'a': K, K: 'b'})): m.log(loss=1.0)"
     ),
-    "a KeyError": "{}[K]",
     "a frame of a traceback": "def f(secret):\n    return 1 / 0\nf(K)",
     "a line of a value": "print(os.environ['TWO_LINE_KEY'].splitlines()[0])",
     "a value without its line end": "print('<', os.environ['NL_TOKEN'].strip(), '>')",
     "a progress bar": "from tqdm import tqdm\nfor _ in tqdm(range(3), desc=K): pass",
 }
-SHOWN = {  # as the documentation says: what is taken apart or written in other ways is not found
-    "half on stdout, half on stderr": (
-        "print(A, end='', flush=True); print(B, file=sys.stderr, flush=True)"
-    ),
-    "wrapped": "import textwrap; print(textwrap.fill(K, 20))",
-    "a colour within": "print(A + '\\x1b[0m' + B)",
-    "a colour within, flushed": "print(A + '\\x1b[', flush=True, end=''); print('0m' + B)",
-    "an erased letter within": "print(A + 'x\\b' + B)",
-    "quoted in lower case": "print(re.sub('%..', lambda m: m[0].lower(), quote(K, safe='')))",
-    "UTF-16": "os.write(1, K.encode('utf-16-le')); None",
-    "quoted twice": "print(quote(quote(K, safe='')))",
-    "the name of an error's class": "raise type('E' + ALNUM, (Exception,), {})('x')",
-}
 SETUP = """
-import base64, os, re, subprocess, sys, threading, time, gpupool, pandas
-from urllib.parse import quote
+import base64, os, re, subprocess, sys, threading, time, gpupool
 from IPython.display import HTML, JSON, display
 K = os.environ["AWS_SECRET_ACCESS_KEY"]
 A, B, ALNUM = K[:20], K[20:], K.replace("/", "_").replace("+", "_")
@@ -142,15 +122,7 @@ def seen(pool: Pool, code: str) -> str:
 def test_no_part_of_a_secret_is_shown(pool: Pool, way: str) -> None:
     text = squeezed(seen(pool, MASKED[way]))
     assert [piece for piece in windows() if piece in text] == []
-    assert "hidden" in text or way in ("a monitor", "a KeyError", "a frame of a traceback")
-
-
-@pytest.mark.parametrize("way", SHOWN)
-def test_what_is_taken_apart_is_not_found_and_the_documentation_says_so(
-    pool: Pool, way: str
-) -> None:
-    text = squeezed(seen(pool, SHOWN[way]))
-    assert any(piece in text for piece in windows())
+    assert "hidden" in text or way in ("a monitor", "a frame of a traceback")
 
 
 def test_after_all_that_no_file_of_the_pool_holds_a_secret(pool: Pool) -> None:

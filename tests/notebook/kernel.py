@@ -99,11 +99,10 @@ def inherited() -> dict[str, str]:
 class Kernel:
     """A kernel with an empty profile of its own; a context manager.
 
-    `variables` are added to its environment, `options` to its command line.
+    `variables` are added to its environment.
     """
 
-    def __init__(self, options: Sequence[str] = (), **variables: str) -> None:
-        self._options = list(options)
+    def __init__(self, **variables: str) -> None:
         self.manager = KernelManager()
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
         self._env = {**inherited(), "IPYTHONDIR": self._folder.name, **variables}
@@ -114,7 +113,7 @@ class Kernel:
         return self._folder.name
 
     def __enter__(self) -> Self:
-        self.manager.start_kernel(env=self._env, extra_arguments=self._options)
+        self.manager.start_kernel(env=self._env)
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

@@ -17,25 +17,28 @@ from IPython.core.debugger import Pdb
 from gpupool.core.wire.replies import DebugReply
 
 _frames: TracebackType | None = None  # those of the last error that are the user's
-_why_none = _NOTHING = "No code of yours has failed on this rank: there is nothing to look at."
+_NOTHING = (
+    "There is nothing to look at: no code of yours has failed on this rank, or it was for a lack "
+    "of memory, and its frames are not kept, as they would hold tensors."
+)
 _open: Any = None  # the debugger between two commands
 
 
 def remember(error: BaseException) -> None:
     """Note what the debugger is to look at: the last error, cut to the user's frames."""
-    global _frames, _why_none
+    global _frames
     if error.__traceback__ is None:
         return
-    _frames, _why_none = error.__traceback__, _NOTHING
+    _frames = error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
 
 
-def forget(why: str) -> None:
-    """Release the last error's frames and what they hold; who asks for them reads `why`."""
-    global _frames, _why_none, _open
-    _frames, _why_none, _open = None, why, None
+def forget() -> None:
+    """Release the last error's frames and what they hold."""
+    global _frames, _open
+    _frames = _open = None
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
@@ -56,18 +59,12 @@ def command(line: str | None) -> DebugReply:
     return DebugReply(said.getvalue(), is_open=_open is not None)
 
 
-class _Debugger(Pdb):
-    def do_interact(self, arg: str) -> None:
-        """Not here: it would read from the rank's own input."""
-        self.error("interact asks for input, which a rank cannot. `p EXPRESSION` and `!STATEMENT`.")
-
-
 def _begin() -> Any:
     if _frames is None:
-        print(_why_none)
+        print(_NOTHING)
         return None
     # whatever wants to read more than a line finds an end of file
-    debugger = _Debugger(stdin=io.StringIO(), stdout=sys.stdout)
+    debugger = Pdb(stdin=io.StringIO(), stdout=sys.stdout)
     debugger.reset()
     debugger.setup(None, _frames)
     debugger.print_stack_entry(debugger.stack[debugger.curindex])
@@ -77,12 +74,9 @@ def _begin() -> Any:
 def _is_last(debugger: Any, line: str) -> bool:
     """Do what a line says, in all its parts (`p x ;; up`); whether that ends the session."""
     debugger.stdout = sys.stdout
-    debugger.cmdqueue = [line]
     try:
-        while debugger.cmdqueue:
-            part = debugger.precmd(debugger.cmdqueue.pop(0))
-            if debugger.postcmd(debugger.onecmd(part), part):
-                return True
+        parts = [debugger.precmd(part) for part in line.split(";;")]
+        return any(debugger.postcmd(debugger.onecmd(part), part) for part in parts)
     except Exception as error:  # a command that has no meaning here, such as `run`
         print(f"*** {type(error).__name__}: {error}")
-    return False
+        return False

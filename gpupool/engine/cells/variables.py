@@ -35,7 +35,6 @@ from gpupool.core.wire.values import (
     Values,
 )
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.shell.shell import this_shell
 
@@ -87,7 +86,6 @@ def follow(place: Place) -> None:
     os.umask(place.umask)
     if place.cwd and Path(place.cwd).is_dir():
         os.chdir(place.cwd)
-        restoring.note_folder(place.cwd)
     find_modules(place.sys_path)
 
 

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from IPython.core.getipython import get_ipython
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.rpc import api as rpc
@@ -92,13 +91,12 @@ def _main_frames() -> list[FrameType]:
 
 def _line(frames: list[FrameType]) -> str:
     """The innermost line in a cell, else in a file of the user's, else ""."""
-    shell: Any = get_ipython()
     found = ""
     for frame in frames:
         name = frame.f_code.co_filename
         if name == _STUB:  # what is further out has called us
             break
-        cell = cell_of(shell, name) if shell is not None else ""
+        cell = cell_of(name)
         if cell:
             return f"{cell}, line {frame.f_lineno}"
         if not found and is_users(name):

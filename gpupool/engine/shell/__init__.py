@@ -1,1 +1,1 @@
-"""The IPython shell of a rank, whose code a line belongs to, what is put back. Runs on engines."""
+"""The IPython shell of a rank, and whose code a line belongs to. Runs on engines."""

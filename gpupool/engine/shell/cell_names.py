@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import linecache
-import re
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from IPython.core.compilerop import CachingCompiler, code_name
+from IPython.core import ultratb
+from IPython.core.compilerop import CachingCompiler
 
 from gpupool.engine.shell.shell import this_shell
 
-_RUN = "<pool.run"
+_RUN = "<ipython-input-0-"  # what `pool.run` was given: a cell without a number
 _OF_MAGICS = ("<timed ", "<magic-timeit")  # what `%time` and `%timeit` compile
-_MAGICS = re.compile(r"\s*(?:%%.*\n\s*)+")  # the lines above the code of a cell
 
 
 class CellCompiler(CachingCompiler):
@@ -32,37 +31,16 @@ class CellCompiler(CachingCompiler):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._cell = ""  # the one that runs
-        self._is_notebooks = True
-        self._above: dict[str, int] = {}  # file name -> lines above its code
+        self.cell = ""  # the one that runs, or ran last
         self._body = ""  # the file name of what a magic has had parsed last
 
-    @contextlib.contextmanager
-    def compiling(self, cell: str, is_notebooks: bool) -> Iterator[None]:
-        """While entered, this cell runs. Source that is none of the notebook is <pool.run>."""
-        self._cell, self._is_notebooks = cell, is_notebooks
-        try:
-            yield
-        finally:
-            self._cell, self._is_notebooks = "", True
-
-    def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
-        """A file name for this text alone, the same on all ranks."""
-        name: str = code_name(transformed_code, number)
-        return name if self._is_notebooks else f"{_RUN} {name[-13:]}"
-
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """What tracebacks say. `pool.run` has no number: that would be of the last cell."""
         return None if name.startswith(_RUN) else super().format_code_name(name)
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         """Note a cell, or what `%%capture` and its like run as one."""
         raw = transformed_code if raw_code is None else raw_code
-        above = self._num_above(raw)
-        if raw == self._cell:
-            above = raw[: len(raw) - len(raw.lstrip())].count("\n")
-        name: str = super().cache("\n" * above + transformed_code, number, raw)
-        self._above[name] = above
+        name: str = super().cache("\n" * self._num_above(raw) + transformed_code, number, raw)
         return name
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
@@ -71,7 +49,7 @@ class CellCompiler(CachingCompiler):
             self._body = ""
             if self._num_above(source):
                 self._body = filename = self.cache(source, this_shell().execution_count)
-        above = self._above.get(filename, 0)
+        above = max(len(linecache.getlines(filename)) - len(source.splitlines()), 0)
         return super().ast_parse("\n" * above + source, filename, symbol)
 
     def __call__(self, source: Any, filename: str, *args: Any, **options: Any) -> Any:
@@ -81,15 +59,11 @@ class CellCompiler(CachingCompiler):
         return super().__call__(source, filename, *args, **options)
 
     def _num_above(self, code: str) -> int:
-        """How many lines lie above what the cell's own magics run; 0 of other code."""
-        magics = _MAGICS.match(self._cell)
-        if magics is None or _num_lines(code) != _num_lines(self._cell[magics.end() :]):
-            return 0
-        return magics[0].count("\n")
-
-
-def _num_lines(code: str) -> int:
-    return len(code.strip().splitlines())
+        """How many lines of the cell, empty ones and magics, lie above this code; else 0."""
+        lines = self.cell.rstrip().splitlines()
+        above = lines[: max(len(lines) - len(code.strip().splitlines()), 0)]
+        is_body = all(line.startswith("%%") or not line.strip() for line in above)
+        return len(above) if is_body else 0
 
 
 def remember(sources: Mapping[str, tuple[int, str]]) -> None:
@@ -101,10 +75,23 @@ def remember(sources: Mapping[str, tuple[int, str]]) -> None:
         shell.compile._filename_map[name] = number
 
 
-def cell_of(shell: Any, filename: str) -> str:
+def cell_of(filename: str) -> str:
     """ "Cell In[12]" for the file name of a cell's code; "" for other files."""
-    label = shell.compile.format_code_name(filename)
+    shell = this_shell()  # none under torchrun
+    label = shell.compile.format_code_name(filename) if shell is not None else None
     return " ".join(label) if label else ""
+
+
+def show_source_of_cells() -> None:
+    """Have IPython show the notebook's cells, whose files do not exist, as it shows files.
+
+    Else it would show the line where their frame is now: in an `except` clause perhaps.
+    """
+    module: Any = ultratb
+    num_lines = module.get_line_number_of_frame
+    module.get_line_number_of_frame = lambda frame: (
+        1 if cell_of(frame.f_code.co_filename) else num_lines(frame)
+    )
 
 
 def _folder(package: str) -> str:
@@ -112,9 +99,9 @@ def _folder(package: str) -> str:
     return f"{Path(spec.origin).parent}/" if spec and spec.origin else "?"
 
 
-_PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle")
-MACHINERY = (*map(_folder, _PACKAGES), *_OF_MAGICS, "<frozen runpy>")  # the last is of `%run -m`
-TORCH = _folder("torch")
+TORCH = _folder("torch")  # which decorates by contextlib
+_PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle", "torch")
+MACHINERY = (*map(_folder, _PACKAGES), contextlib.__file__, *_OF_MAGICS, "<frozen runpy>")
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _NOWHERE = ("<frozen ", "<string>", "<__array_function__")  # code without a file
 

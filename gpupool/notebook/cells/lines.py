@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi
@@ -17,8 +17,6 @@ _BEGUN_CODE = re.compile(r"\x1b(?:\[[0-9;]{0,20})?\Z")  # the rest of it comes w
 _NUMBER = re.compile(r"\d+")
 # tqdm's: "epoch:  40%|##   | 2/5 [00:01<00:02,  1.6it/s]", or "12it [00:01, 9.8it/s]"
 _BAR = re.compile(r"(?P<name>.*?)(?:(?P<percent>\d{1,3})%\||(?<!\S)(?P<count>\d+)it (?=\[))")
-_POSITION = re.compile(r"\b[\d.,]+[kMG]?/[\d.,]+[kMG]?\b")
-_RATE = re.compile(r"([\d.]+) ?(s/\w+|[a-zA-Z]+/s)")
 
 
 class Lines:
@@ -142,7 +140,7 @@ def fold_bars(lines: Iterable[tuple[int, str]]) -> list[str]:
     """Unfinished lines in the order of ranks; progress bars of one kind as their range.
 
     >>> fold_bars([(0, "epoch: 40%|##   | 2/5"), (1, "epoch: 60%|###  | 3/5"), (2, "other")])
-    ['[0, 1] epoch 40-60 % (slowest: rank 0, 2/5)', '[2] other']
+    ['[0, 1] epoch 40-60 %', '[2] other']
     """
     groups: dict[str, list[tuple[int, str]]] = {}
     for rank, line in lines:
@@ -154,44 +152,15 @@ def fold_bars(lines: Iterable[tuple[int, str]]) -> list[str]:
     return [_folded(members) for members in groups.values()]
 
 
-def dashboard(
-    tails: Mapping[int, Sequence[tuple[float, str]]],
-) -> list[tuple[tuple[int, ...], str]]:
-    """The last line of each rank in the order of ranks, equal ones once."""
-    ranks: dict[str, list[int]] = {}
-    for rank in sorted(tails):
-        if tails[rank]:
-            ranks.setdefault(tails[rank][-1][1], []).append(rank)
-    return [(tuple(same), line) for line, same in ranks.items()]
-
-
 def _folded(members: list[tuple[int, str]]) -> str:
     """Bars of one kind as one line."""
     ranks = format_ranks(rank for rank, _ in members)
     if len({line for _, line in members}) == 1:
         return f"[{ranks}] {members[0][1]}"
-    found = {rank: _BAR.search(ansi.plain(line)) for rank, line in members}
-    done = {rank: int(bar["percent"] or bar["count"]) for rank, bar in found.items() if bar}
-    low, high = min(done.values()), max(done.values())
-    # Of those that are as far the one with the lower rate, which will fall behind.
-    slowest = min(done, key=lambda rank: (done[rank], _rate(found[rank]), rank))
-    bar = found[slowest]
-    assert bar is not None
-    names = {one["name"].strip().removesuffix(":") for one in found.values() if one}
+    bars = [bar for _, line in members if (bar := _BAR.search(ansi.plain(line)))]
+    done = sorted({int(bar["percent"] or bar["count"]) for bar in bars})
+    names = {bar["name"].strip().removesuffix(":") for bar in bars}
     name = names.pop() if len(names) == 1 else ""
-    reached = str(low) if low == high else f"{low}-{high}"
-    reached += " %" if bar["percent"] else " it"
-    rest = bar.string[bar.end() :]
-    position, rate = _POSITION.search(rest), _RATE.search(rest)
-    pace = f"{rate[1]} {rate[2]}" if rate else position[0] if position else ""
-    facts = ", ".join(filter(None, (f"rank {slowest}", pace)))
-    shown = f"{name} {reached} (slowest: {facts})".lstrip()
-    return f"[{ranks}] {shown}"
-
-
-def _rate(bar: re.Match[str] | None) -> float:
-    """How many a second; of a bar that does not say it, none."""
-    rate = _RATE.search(bar.string, bar.end()) if bar else None
-    if rate is None:
-        return 0.0
-    return 1 / (float(rate[1]) or 1.0) if rate[2].startswith("s/") else float(rate[1])
+    reached = str(done[0]) if len(done) == 1 else f"{done[0]}-{done[-1]}"
+    unit = "%" if bars[0]["percent"] else "it"
+    return " ".join(filter(None, (f"[{ranks}]", name, reached, unit)))

@@ -13,7 +13,7 @@ from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import shown_time, states_html
-from gpupool.notebook.cells.lines import Lines, dashboard, fold_bars, merge
+from gpupool.notebook.cells.lines import Lines, fold_bars, merge
 from gpupool.notebook.cells.notices import notice_html, notice_text
 from gpupool.notebook.cells.picture import (
     Look,
@@ -29,7 +29,7 @@ from gpupool.spmd.cell import CellReport, States
 from gpupool.spmd.output import fold_displays
 
 REDRAW_EVERY_S = 0.25
-MAX_ROWS = 64  # of a dashboard of ranks, which scrolls
+MAX_ROWS = 64  # of bars of ranks, which scroll
 CLOCK_AFTER_S = 2.0  # a cell that says nothing shows its clock from then on
 NUM_TAIL_LINES = 20
 MAX_LINE_CHARS = 400  # of the live tail
@@ -154,7 +154,8 @@ class LiveView:
         tail.extend((now, line) for line in lines)
 
     def _running(self, now: float, states: Mapping[int, str]) -> dict[str, str]:
-        lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in self._tail()]
+        tail = merge(self._tails)[-NUM_TAIL_LINES:]
+        lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in tail]
         lines += fold_bars(self._lines.partial())[:MAX_ROWS]
         lines += self._widget_lines()[:MAX_ROWS]
         head = states_html(states) + markup.muted(f"running, {shown_time(now - self._began)}")
@@ -169,15 +170,6 @@ class LiveView:
             blocks.append(notice_html(self._notice))
             plain += f"\n{notice_text(self._notice)}"
         return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
-
-    def _tail(self) -> list[tuple[tuple[int, ...], str]]:
-        """The last lines in order of arrival; of ranks that each say their own, a row for each."""
-        merged = merge(self._tails)
-        shared = sum(len(ranks) > 1 for ranks, _ in merged)
-        # As long as all lines have room nothing is gained by leaving some of them out.
-        if len(self._tails) > 2 and len(merged) > NUM_TAIL_LINES and 2 * shared < len(merged):
-            return dashboard(self._tails)[:MAX_ROWS]
-        return merged[-NUM_TAIL_LINES:]
 
     def _widget_lines(self) -> list[str]:
         """What stands in Outputs now: the first of each rank together, then the second, ..."""

@@ -8,18 +8,14 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.options.pool_options import PROFILES
-from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.pool import session
-from gpupool.pool.variables.composite import Composite
 
 Words = Mapping[str, Callable[[], Iterable[str]]]
 """What makes the words that an argument may have, by the argument's `dest`."""
 
-_TIMES = ("30s", "5m", "30m", "2h", "never")
 _NUM_RANKS = 32  # of a larger pool the others are left to be typed
 
 
@@ -76,11 +72,6 @@ def _environment() -> list[str]:
     return sorted(os.environ)
 
 
-def _composites() -> list[str]:
-    named = list(namespace().items())
-    return sorted(name for name, value in named if isinstance(value, Composite))
-
-
 def _ranks() -> list[str]:
     pool = session.find()
     return list(map(str, range(min(pool.world_size, _NUM_RANKS)))) if pool is not None else []
@@ -90,12 +81,8 @@ _WORDS: Words = {
     "profile": lambda: PROFILES,
     "env": _environment,
     "names": _environment,
-    "variables": _composites,
     "rank": _ranks,
     "ranks": lambda: ["all", *_ranks()],
-    "gpus": lambda: [gpu.label for gpu in visible_gpus()],
-    "idle_timeout": lambda: _TIMES,
-    "hang_after_s": lambda: _TIMES,
 }
 
 _IDENTIFIER = "gpupool"

@@ -104,7 +104,7 @@ class GpupoolMagics(Magics):
             raise Interrupted("interrupted before the cell began.") from None
         if chosen.nowait:
             self._bind(chosen.name, run)
-            background.watch(run, self.shell)
+            background.watch(run)
             return run
         if run.waits_for:
             print(f"gpupool: waiting for {', '.join(run.waits_for)} to end…")

@@ -56,18 +56,17 @@ class TerminalLine:
 
     def __init__(self, stream: TextIO) -> None:
         self._line = DrawnLine(stream)
-        self._blocks = _knows_blocks(stream)
 
     def __call__(self, course: Course) -> None:
         """Draw it."""
         if course.is_over:
             self._line.close()
         else:
-            self._line.draw(bar_text(course, width(), self._blocks))
+            self._line.draw(bar_text(course, width()))
 
 
-def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> str:
-    """The course in one line, as tqdm writes it: of `width` characters, with `blocks` or "#".
+def bar_text(course: Course, width: int | None = None) -> str:
+    """The course in one line, as tqdm writes it, of `width` characters.
 
     For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end "".
     """
@@ -77,7 +76,7 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
     if not _has_numbers(course):
         return f"{what} [{tqdm.format_interval(course.elapsed_s)}]"
     bar = "{l_bar}{bar}| " if course.total else "{desc}: "
-    return _meter(course, bar + _numbers(course), what, width, blocks)
+    return _meter(course, bar + _numbers(course), what, width)
 
 
 def bar_html(course: Course) -> str:
@@ -131,9 +130,7 @@ def _count(course: Course, total: int | None) -> str:
     return f"{done} of {of}{unit}" if total is not None else f"{done}{unit}"
 
 
-def _meter(
-    course: Course, bar_format: str, what: str, width: int | None = None, blocks: bool = True
-) -> str:
+def _meter(course: Course, bar_format: str, what: str, width: int | None = None) -> str:
     unit = BYTES if course.unit == BYTES else f" {course.unit}".rstrip()
     line: str = tqdm.format_meter(
         course.done,
@@ -141,18 +138,9 @@ def _meter(
         course.elapsed_s,
         ncols=width,
         prefix=what,
-        ascii=not blocks,
+        ascii=True,  # any terminal has these
         unit=unit,
         unit_scale=True,
         bar_format=bar_format,
     )
     return line.rstrip()
-
-
-def _knows_blocks(stream: TextIO) -> bool:
-    """Whether the terminal's encoding has the characters of tqdm's bar."""
-    try:
-        "█▏".encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

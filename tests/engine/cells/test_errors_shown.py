@@ -82,8 +82,6 @@ def test_the_line_is_the_one_of_the_cell(
     error = fails(source)
     assert [place for place in places(error) if "<listcomp>" not in place][: len(where)] == where
     assert marked in first_traceback(error)
-    # The line of `%%spmd` itself is not known here, and not shown as an empty one.
-    assert not re.search("^ +1 *$", first_traceback(error), re.MULTILINE)
     innermost = f"{CELL}, line {where[-1][1]}"
     assert error.first.where == innermost
     assert str(error).endswith(f"division by zero (the same on 2 of 2 ranks; {innermost})")
@@ -98,21 +96,10 @@ def test_a_function_of_an_earlier_cell_is_shown_in_that_cell(
     assert error.first.where == "Cell In[7], line 4"
 
 
-@pytest.mark.parametrize(
-    ("source", "line", "code"),
-    [
-        ("a = 1\nb = (\n", 2, "b = ("),
-        ("\na = 1\nfor x in y print(x)", 3, "for x in y print(x)"),
-    ],
-)
-def test_a_cell_that_cannot_be_parsed_shows_its_own_line(
-    fails: Fails, source: str, line: int, code: str
-) -> None:
-    error = fails(source)
-    assert f"Cell In[12], line {line}" in first_traceback(error)
-    assert code in first_traceback(error)
-    assert error.first.where == f"Cell In[12], line {line}"
-    assert "/tmp" not in shown(error)
+def test_a_cell_that_cannot_be_parsed_shows_its_own_line(fails: Fails) -> None:
+    error = fails("\na = 1\nfor x in y print(x)")
+    assert "Cell In[12], line 3\n    for x in y print(x)" in first_traceback(error)
+    assert error.first.where == "Cell In[12], line 3"
 
 
 # ---- what ------------------------------------------------------------------------------------
@@ -131,8 +118,6 @@ def test_chained_exceptions_are_each_shown_with_their_own_line(fails: Fails) -> 
     during = fails("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise TypeError('second')")
     assert places(during) == [(CELL, 2), (CELL, 4)]
     assert "During handling of the above exception" in first_traceback(during)
-    hidden = fails("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise TypeError('x') from None")
-    assert places(hidden) == [(CELL, 4)]
 
 
 def test_a_group_names_what_is_in_it_and_shows_each(fails: Fails) -> None:
@@ -146,20 +131,10 @@ def test_a_group_names_what_is_in_it_and_shows_each(fails: Fails) -> None:
     assert not frames_of_ours(shown(error))
 
 
-def test_a_deep_recursion_is_shown_in_bounded_text(fails: Fails) -> None:
-    error = fails("def r(n):\n    return r(n + 1)\nr(0)")
-    assert "RecursionError" in str(error)
-    assert len(first_traceback(error)) < 10_000
-    assert re.search(r"\[\d+ frames in the middle are left out\]", first_traceback(error))
-    long = fails(
-        "error = ValueError(0)\nfor i in range(1000):\n    try:\n        raise error\n"
-        "    except ValueError as e:\n        error = ValueError(i)\n"
-        "        error.__cause__ = e\nraise error"
-    )
-    assert "exceptions in the middle are left out" in first_traceback(long)
-
-
-def test_a_long_message_is_cut_and_the_counts_stay_in_sight(fails: Fails) -> None:
+def test_long_texts_are_cut_and_the_counts_stay_in_sight(fails: Fails) -> None:
+    deep = fails("def even(n):\n    odd(n)\ndef odd(n):\n    even(n)\neven(0)")
+    assert str(deep).startswith("RecursionError")
+    assert len(first_traceback(deep)) < 10_000
     error = fails("raise ValueError('x' * 1_000_000)")
     assert len(shown(error)) < 100_000
     assert str(error).splitlines()[0].endswith("(the same on 2 of 2 ranks; Cell In[12], line 1)")
@@ -171,11 +146,6 @@ def test_a_long_message_is_cut_and_the_counts_stay_in_sight(fails: Fails) -> Non
         (
             "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Bad()",
             "Bad: <no message: its __str__ raised RuntimeError>",
-        ),
-        (
-            "import threading\nclass Held(Exception):\n"
-            "    def __init__(self): self.lock = threading.Lock()\nraise Held()",
-            "Held",
         ),
         ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v; a note"),
     ],
@@ -208,21 +178,14 @@ def test_the_rank_that_failed_first_is_shown_and_where_the_others_waited(
 # ---- waiting ---------------------------------------------------------------------------------
 
 
-def test_a_result_can_be_waited_for_a_while(run: Callable[..., SpmdRun], tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    handle = run(f"{until_there(go)}\nrank", 12)
-    with raises(StillRunningError, "", shown=("cell In[12] ", " 0.1 s")):
-        handle.result(timeout=0.1)
-    go.touch()
-    assert dict(handle.result(timeout=60)) == {0: 0, 1: 1}
-
-
 def test_a_cell_that_waits_can_be_interrupted_and_the_one_before_it_goes_on(
     run: Callable[..., SpmdRun], tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     first = run(f"{until_there(go)}\nrank", 5)
     second = run("never = 1", 6)
+    with raises(StillRunningError, "", shown=("cell In[6] ", " 0.1 s")):
+        second.result(timeout=0.1)
     second.interrupt()
     with raises(SpmdError, "", shown=" cell In[5] ", ename="KeyboardInterrupt"):
         second.result(timeout=60)

@@ -18,16 +18,13 @@ SUM = "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
 @pytest.mark.parametrize(
     ("cell", "text", "value"),
     [
-        ("%time x = 40 + 2\nx", r"CPU times: .*\nWall time: ", 42),
         ("%timeit -n 1 -r 1 pass", r"± .* per loop", None),
         ("%env GPUPOOL_TEST_X=1\nimport os; os.environ['GPUPOOL_TEST_X']", "env: GPUPOOL", "1"),
-        ("!echo from the shell", "from the shell\n", None),
         ("%%bash\necho from bash", "from bash\n", None),
         ("%%capture held\nprint('hidden')", "^$", None),
         ("held.stdout", "^$", "hidden\n"),
         ("%load_ext autoreload\n%autoreload 2", "^$", None),
         ("number = 41\nnumber?", r"Type: +int\nString form: 41\n", None),
-        ("import asyncio\nawait asyncio.sleep(0)\n7", "^$", 7),
         ("%debug", "`%gpupool debug RANK` opens the debugger where that rank failed last", None),
     ],
 )
@@ -44,13 +41,11 @@ def test_a_file_runs_in_the_names_of_the_cells(pool2: Pool, tmp_path: Path) -> N
     result = pool2.run(f"%run {file} --lr 0.1\nfound")
     assert result[0] == ("__main__", ["--lr", "0.1"])
     assert result.text(1) == "ran\n"
-    assert pool2.run("import sys; sys.argv")[0] == ["notebook"]
 
 
 FAILING = {
-    "fails.py": "import sys\nbegun = [1]\ndef f():\n    1 / 0\nf()\n",
+    "fails.py": "import sys\nx = 1\ndef f():\n    1 / 0\nf()\n",
     "exits.py": "import sys\nsys.exit(3)\n",
-    "parses.py": "import argparse\nargparse.ArgumentParser().parse_args()\n",
     "fails_on_one.py": (
         "import torch, torch.distributed as dist\n"
         "if dist.get_rank() == 1:\n    raise ValueError('one')\ndist.all_reduce(torch.ones(1))\n"
@@ -66,7 +61,7 @@ def in_a_folder_of_scripts(pool2: Pool, tmp_path: Path) -> Iterator[None]:
     before = pool2.run("%pwd")[0]
     pool2.run(f"%cd -q {tmp_path}")
     yield
-    pool2.run(f"get_ipython().system_raise_on_error = False\n%cd -q {before}")
+    pool2.run(f"%cd -q {before}")
 
 
 @pytest.mark.usefixtures("in_a_folder_of_scripts")
@@ -75,36 +70,31 @@ def in_a_folder_of_scripts(pool2: Pool, tmp_path: Path) -> Iterator[None]:
     [
         ("%run fails.py", "ZeroDivisionError", "fails.py, line 4"),
         ("%run exits.py", "SystemExit: 3", "exits.py, line 2"),
-        ("%run parses.py --nope", "SystemExit: 2", "parses.py, line 2"),
         ("%%time\n%run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
         ("%%capture\nif rank: 1 / 0\ndist.barrier()", "rank 1: ZeroDivision", "pool.run, line 2"),
-        ("%%capture held\nx = (", "SyntaxError: incomplete input", "pool.run"),
+        ("%%capture held\nx = (", "incomplete input", "pool.run"),
         ("%%capture\n%%time\n1 / 0", "ZeroDivisionError", "pool.run, line 3"),
         ("%%bash\nexit 3", "returned non-zero exit status 3", "pool.run, line 1"),
-        ("%config InteractiveShell.system_raise_on_error = True\n!exit 3", "exit status 3", ""),
     ],
 )
 def test_what_a_magic_runs_fails_the_cell_and_frees_the_other_rank(
     pool2: Pool, cell: str, message: str, where: str
 ) -> None:
-    pids = pool2.status().pids
     with pytest.raises(SpmdError) as caught:
-        pool2.run(f"{cell}", timeout_s=60)
+        pool2.run(cell, timeout_s=60)
     assert message in str(caught.value)
     assert where in str(caught.value)
     shown = plain(caught.value.first.traceback)
     assert not frames_of_ours(shown)
     assert "runpy" not in shown
     assert pool2.run(SUM)[0] == 2.0
-    assert pool2.status().pids == pids
 
 
 @pytest.mark.usefixtures("in_a_folder_of_scripts")
 def test_the_cell_ends_where_its_script_fails(pool2: Pool) -> None:
     with pytest.raises(SpmdError):
         pool2.run("went_on = False\n%run fails.py\nwent_on = True")
-    assert pool2.run("went_on, begun")[1] == (False, [1])
-    assert pool2.run("%run -e exits.py\n5")[0] == 5  # -e: its status is of no interest
+    assert not pool2.run("went_on")[1]
 
 
 @pytest.mark.long
@@ -116,39 +106,21 @@ def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None
     assert not pool2.run("went_on")[0]
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(0)", "exit()"])
-def test_a_cell_may_end_early(pool2: Pool, leave: str) -> None:
+def test_a_cell_may_end_early(pool2: Pool) -> None:
     pids = pool2.status().pids
-    pool2.run(f"import sys\nreached = 1\nif True:\n    {leave}\nreached = 2")
+    pool2.run("reached = 1\nif True:\n    exit()\nreached = 2")
+    with pytest.raises(SpmdError, match="SystemExit: 3") as caught:
+        pool2.run("quit(3)")  # an error, as in a shell
+    assert not frames_of_ours(caught.value.first.traceback)
     assert dict(pool2.run("reached")) == {0: 1, 1: 1}
     assert pool2.status().pids == pids
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(3)", "quit(3)"])
-def test_an_end_with_a_status_is_an_error(pool2: Pool, leave: str) -> None:
-    with pytest.raises(SpmdError, match="SystemExit: 3") as caught:
-        pool2.run(f"import sys\n{leave}")
-    assert not frames_of_ours(caught.value.first.traceback)
-    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
-
-
-@pytest.mark.parametrize(
-    ("cell", "asks"),
-    [
-        ("input('your name? ')", "input(): a rank cannot ask for input. Ask in a cell of"),
-        ("import getpass; getpass.getpass()", "getpass():"),
-        ("breakpoint()", "breakpoint():"),
-        ("from IPython.core.debugger import set_trace; set_trace()", "set_trace():"),
-        ("import pdb; pdb.Pdb().set_trace()\nx = 1", "input():"),
-    ],
-)
-def test_what_would_wait_for_the_user_is_an_error_at_once(
-    pool2: Pool, cell: str, asks: str
-) -> None:
-    with raises(SpmdError, "", shown=asks, ename="StdinNotImplementedError") as caught:
+@pytest.mark.parametrize("cell", ["input('name? ')", "import pdb; pdb.Pdb().set_trace()\n1"])
+def test_what_would_wait_for_the_user_is_an_error_at_once(pool2: Pool, cell: str) -> None:
+    with raises(SpmdError, "", ename="StdinNotImplementedError") as caught:
         pool2.run(cell, timeout_s=30)
     assert same_on(caught.value, 0, 1)
-    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 
 BROKEN = "class Broken:\n    def __repr__(self): raise ValueError('no text')\nBroken()"
@@ -161,8 +133,6 @@ def test_a_value_without_a_text_is_no_error(pool2: Pool) -> None:
 
 
 def test_half_a_character_is_shown_as_its_number(pool2: Pool) -> None:
-    result = pool2.run(r"print('one \ud800 two')")
-    assert result.text(0) == "one \\ud800 two\n"
     with pytest.raises(SpmdError) as caught:
         pool2.run(r"raise ValueError('one \ud800 two')")
     error = caught.value.errors[0]

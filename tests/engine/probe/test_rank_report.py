@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from gpupool import TrainingOptions, TrainingRun
+from gpupool import TrainingOptions
 from gpupool.core.wire.events import Event, ProgressEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.rank_report import WorkTimer
@@ -110,31 +109,6 @@ def test_a_rank_that_is_alone_tells_too_and_the_thread_ends(pools: Pools) -> Non
     assert [*history.ranks] == [0]
     assert history.slowest is None
     assert "gpupool-sampler" not in threads_of(pools[1])
-
-
-def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) -> None:
-    """A resumed training tells again of all ranks, and of what is still ahead."""
-    first = TrainingOptions(
-        batch_size=8, epochs=4, max_steps=6, schedule="piecewise", drop_period=1,
-        checkpoint=str(tmp_path), checkpoint_every=3, precision="bf16", patience=9,
-    )  # fmt: skip
-    data = samples(32)
-    run = TrainingRun(pools[2], network(), data, "cross_entropy", first, data)
-    run.result()
-    options = TrainingOptions(
-        batch_size=8, epochs=4, schedule="piecewise", drop_period=1, checkpoint=str(tmp_path),
-        resume="auto", precision="bf16", patience=9,
-    )  # fmt: skip
-    history = (
-        TrainingRun(pools[2], network(), data, "cross_entropy", options, data).result().history
-    )
-    start = history.start
-    assert start is not None
-    assert history.resumed is not None
-    assert (start.precision, start.keep) == ("bf16", "best")
-    assert (start.validate_every, start.patience) == (4, 9)
-    assert abs(time.time() - start.started_at) < 600
-    assert {rank: event.step for rank, event in history.ranks.items()} == {0: 16, 1: 16}
 
 
 # ---- own work ------------------------------------------------------------------------------------

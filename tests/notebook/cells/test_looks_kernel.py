@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel, draws
-from tests.support.waits import until_there
+from tests.notebook.kernel import Kernel, draws
 
 HANG = """%%spmd
 import time
@@ -18,25 +16,6 @@ elif rank == 1:
     time.sleep(600)"""
 TAG = re.compile(r"<[^>]+>")
 # Imports in all the ways that cells make them; `textwrap` is the notebook's own.
-IMPORTS = """%%spmd
-import time, xml.dom.minidom
-import numpy as np
-from pathlib import Path as P
-if world_size > 1:
-    from json import dumps
-try:
-    import ujson_is_not_there as fast
-except ImportError:
-    import json as fast"""
-USES = """%%spmd
-(time.monotonic() > 0, xml.dom.minidom.Node.TEXT_NODE, np.arange(3).sum().item(), P("a").name,
- dumps([1]), fast.loads("2"), textwrap.indent("a", "b"))"""
-
-LOSE = """
-pool = gpupool.current_pool()
-old = pool.status().pids[1]
-os.kill(old, 9)
-while pool.status().pids.get(1) in (old, None): time.sleep(0.01)"""
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +31,6 @@ def rows(html: str) -> list[list[str]]:
     body = html.partition("<tbody>")[2].partition("</tbody>")[0]
     cells = [row.split("</td>")[:-1] for row in body.split("</tr>")[:-1]]
     return [[TAG.sub("", cell) for cell in row] for row in cells]
-
-
-def last_drawn(cell: Cell) -> str:
-    return str(cell.drawn[-1]["text/plain"]) if cell.drawn else ""
 
 
 @pytest.mark.long
@@ -76,25 +51,3 @@ def test_a_hang_is_a_table_with_a_button_below_a_dot_for_each_rank(kernel: Kerne
     assert "gpupool-interrupt" not in cell.html
     assert "Hang:" not in cell.html
     assert "2 interrupted" in cell.html
-
-
-def test_ranks_that_say_much_have_a_row_each(kernel: Kernel, tmp_path: Path) -> None:
-    enough = tmp_path / "enough"
-    says = "for i in range(12):\n    print('rank', rank, 'in step', i)"
-    wanted = "\n".join(f"[{rank}] rank {rank} in step 11" for rank in range(3))
-    cell = kernel.run(
-        f"%%spmd\n{says}\n{until_there(enough)}",
-        meanwhile=[(lambda so_far: last_drawn(so_far) == wanted, enough.touch)],
-    )
-    assert cell.status == "ok"
-    assert cell.text.count("in step") == 36
-
-
-def test_imports_are_made_again_on_a_rank_that_is_new(kernel: Kernel) -> None:
-    assert kernel.run(IMPORTS).status == "ok"
-    before = kernel.run(USES)
-    assert kernel.run(LOSE).status == "ok"
-    after = kernel.run(USES)
-    assert after.status == "ok", after.error_text
-    said = "(True, 3, 3, 'a', '[1]', 2, 'ba')"
-    assert before.text == after.text.splitlines()[-1] == f"[0-2] {said}"

@@ -34,24 +34,11 @@ DATA = """class Data:
 # what fails -> (the cell, the line of it that fails)
 PARTS = {
     "forward": (f"{NETWORK}train(Net(), data, options=options())", 7),
-    "predict": (f"{NETWORK}predict(Net(), data)", 7),
     "evaluate": (f"{NETWORK}evaluate(Net(), data)", 7),
-    "confusion": (f"{NETWORK}gpupool.confusion(Net(), data)", 7),
     "__getitem__": (f"{DATA}train(nn.Linear(4, 2), Data(), options=options())", 6),
-    "collate": (
-        "def collate(samples):\n    return missing_name\n"
-        "train(nn.Linear(4, 2), data, options=options(collate=collate))",
-        2,
-    ),
     "a process that reads": (
         f"{DATA}train(nn.Linear(4, 2), Data(), options=options(workers=2))",
         6,
-    ),
-    "a comprehension": (
-        "def collate(samples):\n    rows = list(samples)\n"
-        "    return torch.stack([\n        missing_name for row in rows])\n"
-        "train(nn.Linear(4, 2), data, options=options(collate=collate))",
-        4,
     ),
     "transform": (
         "def half(image):\n    return missing_name\n"
@@ -64,19 +51,9 @@ PARTS = {
         "train(nn.Linear(4, 2), data, loss, options=options())",
         2,
     ),
-    "metric": (
-        "def metric(outputs, targets):\n    return missing_name\n"
-        "evaluate(nn.Linear(4, 2), data, metrics=[metric])",
-        2,
-    ),
     "callback": (
         "def callback(info):\n    return missing_name\n"
         "train(nn.Linear(4, 2), data, options=options(callbacks=[callback]))",
-        2,
-    ),
-    "optimizer": (
-        "def optimizer(parameters):\n    return missing_name\n"
-        "train(nn.Linear(4, 2), data, options=options(optimizer=optimizer))",
         2,
     ),
 }
@@ -111,7 +88,7 @@ def test_an_error_shows_the_line_of_the_cell_and_no_frame_of_ours(
     assert any(row.startswith(f"----> {line} ") for row in shown.splitlines())
     assert "missing_name" in shown.rpartition("---->")[2].splitlines()[0]
     assert not frames_of_ours(shown)
-    assert "torch/nn/" not in shown
+    assert "torch/" not in shown
     assert "contextlib.py" not in shown  # how torch decorates functions
 
 
@@ -141,4 +118,3 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     shown = kernel.run(cell).error_text
     assert "---> 13     return self.inner(x)" in shown
     assert "----> 7     return y.missing_name" in shown
-    assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text

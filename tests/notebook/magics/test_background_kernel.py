@@ -57,19 +57,6 @@ def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(
     assert "----> 4 1 / 0" in kernel.run("await handle").text
 
 
-def test_loading_the_extension_again_loses_no_error(kernel: Kernel, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    begun = kernel.run(f"%%spmd --nowait -o handle\n{until_there(go)}\n1 / 0")
-    assert kernel.run("%reload_ext gpupool").text == ""
-    assert kernel.run("%unload_ext gpupool").text == ""
-    go.touch()
-    told = kernel.run(DONE).text
-    name = f"cell In[{number_of(begun)}]"
-    assert told.startswith(f"{name} (--nowait) has failed: ZeroDivisionError: division by zero")
-    assert kernel.run("1").text == "1"
-    assert kernel.run("%load_ext gpupool").status == "ok"
-
-
 def test_an_error_that_is_asked_for_is_not_told_besides(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\n1 / 0")
     asked = kernel.run("handle.result()")

@@ -15,12 +15,8 @@ WORDS: Words = {
     "profile": lambda: ["local"],
     "env": lambda: ["AWS_A", "AWS_B", "HOME"],
     "names": lambda: ["AWS_A", "AWS_B", "HOME"],
-    "variables": lambda: ["model", "scheduler"],
     "rank": lambda: ["0", "1"],
     "ranks": lambda: ["all", "0", "1"],
-    "gpus": lambda: ["0", "1:0"],
-    "idle_timeout": lambda: ["30m", "never"],
-    "hang_after_s": lambda: ["30s", "never"],
 }
 
 
@@ -29,8 +25,6 @@ WORDS: Words = {
     [
         ("%gpupool st", ["status", "start", "stop"]),
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
-        ("%gpupool start --idle-timeout n", ["never"]),
-        ("%gpupool start --gpus ", ["0", "1:0"]),
         ("%gpupool start --env --b", []),  # a name has to come first
         ("%gpupool start --cpu --c", []),  # an option is offered once
         ("%gpupool env AWS", ["AWS_A", "AWS_B"]),
@@ -40,7 +34,6 @@ WORDS: Words = {
         ("%gpupool help sta", ["status", "start"]),
         ("%%spmd -t ", ["all", "0", "1"]),
         ("%%spmd --targets 0 --n", ["--nowait", "--no-sync"]),
-        ("%gpupool sync 0 m", ["model"]),
         ("%gpupool nonsense ", []),
         ("", []),
     ],

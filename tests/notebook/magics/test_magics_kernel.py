@@ -181,25 +181,3 @@ def test_the_stop_button_ends_an_awaited_cell_too(kernel: Kernel) -> None:
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert no_frame_of_ours(cell.error_text)
     assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
-
-
-# ---- whole notebooks, and the end ------------------------------------------------------------
-
-
-RESTART = """
-import os, signal, threading, time, gpupool
-def press(pool, pid):  # when the new engine is there, and has not joined the group
-    while pool.status().pids.get(1) in (None, pid):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-pool = gpupool.current_pool()
-threading.Thread(target=press, args=[pool, pool.status().pids[1]]).start()
-%gpupool restart 1
-"""
-
-
-def test_an_interrupted_restart_is_not_called_a_start_that_failed(kernel: Kernel) -> None:
-    shown, error = kernel.run(RESTART).outputs
-    assert shown["data"]["text/plain"] == "The restart was not completed."
-    assert error["evalue"] == "%gpupool restart was interrupted. It continues in the background."
-    assert kernel.run("%spmd rank").status == "ok"  # and so it does

@@ -114,24 +114,6 @@ def test_stop_in_the_monitor_ends_the_loop_while_the_cell_blocks(
     assert kernel.run("_[0] == _[1] > 1").text == "True"
 
 
-@pytest.mark.long
-def test_a_loop_that_does_not_ask_has_no_button_and_none_stays(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    cell = kernel.run(ENDLESS.replace("10_000", "40"))
-    assert cell.status == "ok"
-    assert not has_button(cell)
-    go = tmp_path / "go"  # it is told twice a second whether a loop asks
-    held = f"        if step == 35:\n{until_there(go, margin=' ' * 12)}\n"
-    asked = kernel.run(
-        ENDLESS.replace("10_000", "40") + held + ASKS, meanwhile=[(has_button, go.touch)]
-    )
-    assert not has_button(asked)
-    for shown in (cell, asked):  # the file keeps a still picture, and no widget
-        assert [kind for output in shown.outputs for kind in output["data"] if "json" in kind] == []
-        assert "<img" in shown.html
-
-
 def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> None:
     cell = kernel.run(ENDLESS, meanwhile=[(draws("Endless: step "), kernel.press_stop)])
     assert cell.status == "error"

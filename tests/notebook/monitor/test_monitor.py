@@ -67,21 +67,6 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
     assert len(lines["accuracy"]["validation"]) == 3
 
 
-@pytest.mark.long
-def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
-    notebook = executed(
-        "from gpupool.notebook.monitor.views import WidgetView\n"
-        "run, wishes = Run(step_s=0.3), []\n"
-        "view = WidgetView(lambda: wishes.append(run.stop))\nrun.add_listener(view)",
-        # As the kernel does it when the browser sends the press of the button:
-        "view.monitor._handle_custom_msg({'press': 'stop'}, [])\n"
-        "at_once = view.monitor.status\n(stop,) = wishes\nstop()\nrun.wait()",
-        "print(at_once, run.history.status, view.monitor.status, len(run.history.steps) < 900)",
-    )
-    assert notebook.cells[3].outputs[0].text == "stopping stopped stopped True\n"
-    assert ">Stopped " in notebook.cells[1].outputs[0].data["text/html"]
-
-
 def test_the_kernel_may_answer_on_any_shell() -> None:
     """Guards the private name of ipykernel 7.4 that the monitor removes after each message."""
     notebook = executed(
@@ -164,33 +149,6 @@ def test_the_last_news_follows_where_nothing_comes_after_it() -> None:
     assert notebook.cells[2].outputs[0].text == (
         "True {'words': True, 'points': 20, 'kept': True}\n"
     )
-
-
-def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
-    """The private names are those that ipywidgets' front ends are answered with."""
-    notebook = executed(
-        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
-        "import json\n"
-        "now = 0.0\n"
-        "monitor, history = TrainingMonitor(clock=lambda: now), TrainingHistory()\n"
-        "for event in training_events(num_epochs=2, steps_per_epoch=25, num_steps=30):\n"
-        "    history.add(event)\n"
-        "    monitor.update(history)\n"
-        "    now += 0.11\n"
-        "synced = len(json.loads(monitor.lines)['loss']['raw'])",
-        "from ipywidgets.widgets import widget\n"
-        "sent = []\n"
-        "class Control:\n"
-        "    def send(self, data, metadata=None, buffers=None):\n"
-        "        sent.append(data)\n"
-        "widget.Widget._control_comm, before = Control(), widget.Widget._control_comm\n"
-        "ask = {'content': {'data': {'method': 'request_states'}}}\n"
-        "widget.Widget._handle_control_comm_msg(ask)\n"
-        "widget.Widget._control_comm = before\n"
-        "state = sent[0]['states'][monitor.model_id]['state']\n"
-        "print(synced, len(json.loads(state['lines'])['loss']['raw']), state['view']['progress'])",
-    )
-    assert notebook.cells[2].outputs[0].text == "0 30 0.6\n"
 
 
 def test_the_browser_half_is_one_module_without_dependencies() -> None:

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -123,27 +122,6 @@ def test_long_names_of_metrics_differ_in_the_table_and_above_the_plots() -> None
     assert max(map(len, labels)) <= words.MAX_LABEL_CHARS
     titles = [plot["title"] for plot in state_of(history).view["plots"]]
     assert len(set(titles)) == len(titles) == 2 + 12
-
-
-def test_a_training_that_diverged_does_not_flatten_what_it_is_compared_with() -> None:
-    def history(losses: list[float]) -> TrainingHistory:
-        made = TrainingHistory()
-        for event in course(losses, begun()):
-            made.add(event)
-        return made
-
-    def drawn(*losses: list[float]) -> str:
-        page = comparison_html(gpupool.compare(*map(history, losses)))
-        over_time, over_steps = re.findall(r'src="data:image/svg\+xml,([^"]+)"', page)
-        return unquote(over_time + over_steps).replace("'", '"')
-
-    good = [2.0 / step for step in range(1, 40)]
-    bad = drawn(good, [2.0, *[1e8] * 60])
-    assert ">1e8<" in bad
-    assert ">1<" in bad  # a label of the logarithmic axis
-    # A dot, as a line of one point is nothing to see.
-    assert drawn(good, [1.0]).count('h0"/>') == 4
-    assert drawn(good, good).count('h0"/>') == 0
 
 
 @pytest.mark.long

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
 from dataclasses import replace
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from gpupool.core.progress import BYTES, Course
-from gpupool.core.terminal import FRESH_LINE
 from gpupool.notebook.page.progress_view import bar_html, bar_text
 from tests.notebook.kernel import Kernel
 
@@ -42,7 +35,7 @@ def ended(course: Course) -> Course:
     ],
 )
 def test_a_course_in_one_line(course: Course, text: str) -> None:
-    assert bar_text(course, blocks=False) == text
+    assert bar_text(course) == text
 
 
 def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
@@ -54,102 +47,6 @@ def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
     assert "importing torch)  [00:03]" in bar_html(START)
     assert bar_html(ended(FILES)) == '<div class="gpupool-progress"></div>'
     assert "&lt;b&gt;" in bar_html(Course("Sending <b>", 1, 2, "", "", 1.0))
-
-
-SCRIPT = """
-import sys, time
-from gpupool.core.progress import progress
-from gpupool.core.terminal import _lines
-
-def drawn(number):
-    while len(_lines) < number:
-        time.sleep(0.01)
-
-mode = sys.argv[1]
-wanted = mode != "quiet"
-try:
-    with progress("Outer") as bar:
-        bar.tell("first")
-        if wanted:
-            drawn(1)
-        with progress("Inner", 5, "files") as inner:
-            inner.update(2)
-            if wanted:
-                drawn(2)
-                print("a line", end=" ", file=sys.stderr)
-                time.sleep(0.3)  # what is drawn five times a second waits for its end
-                print("between", file=sys.stderr)
-            else:
-                time.sleep(1.3)
-        if mode == "error":
-            raise ValueError("wrong")
-except ValueError as error:
-    print(type(error).__name__, file=sys.stderr)
-print("end", file=sys.stderr)
-"""
-
-
-class Pty:
-    """A script whose stderr is a terminal; a context manager."""
-
-    def __init__(self, mode: str, **variables: str) -> None:
-        self.reader, terminal = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, mode],
-            stdout=subprocess.PIPE,
-            stderr=terminal,
-            text=True,
-            env={**os.environ, "TERM": "xterm-256color", **variables},
-        )
-        os.close(terminal)
-
-    def __enter__(self) -> Pty:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-        os.close(self.reader)
-
-    def shown(self) -> str:
-        """Everything until its end."""
-        parts = []
-        while True:
-            try:
-                part = os.read(self.reader, 4096)
-            except OSError:  # it has ended
-                break
-            if not part:
-                break
-            parts.append(part)
-        return b"".join(parts).decode()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["good", "error"])
-def test_a_terminal_is_left_clean_whatever_ends_it(mode: str) -> None:
-    with Pty(mode) as script:
-        shown = script.shown()
-    pieces = shown.split(FRESH_LINE)
-    assert pieces[0] == ""
-    assert any(piece.startswith("Outer (first) [00:0") for piece in pieces)
-    assert any(piece.startswith("Inner:  40%|") for piece in pieces)
-    said = {"good": "", "error": "ValueError\r\n"}[mode]
-    between = "a line between\r\n"
-    assert any(piece.startswith(between) for piece in pieces)
-    assert pieces[-1].removeprefix(between) == f"{said}end\r\n"  # where nothing is drawn
-
-
-@pytest.mark.parametrize("kind", ["dumb", "pipe"])
-def test_nothing_moves_where_nothing_can(kind: str) -> None:
-    if kind == "dumb":
-        with Pty("quiet", TERM="dumb") as script:
-            assert script.shown() == "end\r\n"
-    else:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, "quiet"], capture_output=True, text=True, timeout=60
-        )
-        assert (done.stdout, done.stderr) == ("", "end\n")
 
 
 WORK = """
@@ -179,15 +76,3 @@ def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(kernel: Kernel) -> None:
     assert first["data"]["text/plain"].startswith("Listing: 7 files [00:0")
     (output,) = cell.outputs
     assert output["data"] == {"text/html": '<div class="gpupool-progress"></div>', "text/plain": ""}
-
-
-@pytest.mark.long
-def test_the_log_of_a_program_that_executes_a_file_has_a_line_for_each_stage() -> None:
-    notebook = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(f"{WORK}\nwork(False)\n1")]
-    )
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    outputs = notebook.cells[0].outputs
-    assert [one.text for one in outputs if one.output_type == "stream"] == ["Listing\n"]
-    _, value = [one for one in outputs if one.output_type != "stream"]
-    assert value.data == {"text/plain": "1"}

@@ -63,55 +63,6 @@ def test_a_press_that_is_heard_late_does_not_meet_the_next_cell(kernel: Kernel, 
     page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
 
 
-NOTE_IMPORTS = """
-import sys
-from gpupool.pool import session
-
-class Note:
-    def find_spec(self, name, path, target=None):
-        late.setdefault(name, session.find() is not None)
-
-late = {}
-sys.modules.pop("gpupool.notebook.pool.pool_buttons", None)
-sys.meta_path.insert(0, Note())
-"""
-
-
-def test_what_a_bar_needs_is_imported_while_the_ranks_come_up(kernel: Kernel) -> None:
-    kernel.run(NOTE_IMPORTS)
-    kernel.run("%gpupool start --cpu -n 2")
-    found = kernel.run("del sys.meta_path[0]\nlate['gpupool.notebook.pool.pool_buttons']")
-    kernel.run("%gpupool stop")
-    assert found.text == "False"
-
-
-MANY_SHORT_CALLS = """
-import contextlib, threading, gpupool
-from gpupool.pool import session
-
-def many(pool=session.find()):
-    with contextlib.suppress(gpupool.SpmdError):
-        while True:
-            pool.run("import time; time.sleep(0.2)")
-
-caller = threading.Thread(target=many)
-caller.start()
-"""
-
-
-@pytest.mark.long
-def test_a_press_ends_a_cell_of_many_short_calls(kernel: Kernel, page: Page) -> None:
-    page.run(MANY_SHORT_CALLS, lambda page: page.view["state"] == "busy")
-    known = page.view
-    for _ in range(40):  # a press that is heard between two calls meets none
-        seen = page.view["meant"]
-        page.follow(
-            lambda page, seen=seen: page.view["meant"] != seen or page.view["state"] == "idle"  # type: ignore[misc]
-        )
-        page.send("interrupt", view=known)
-    assert kernel.run("caller.join(60); caller.is_alive()").text == "False"
-
-
 def test_shut_down_ends_the_pool_and_says_so(kernel: Kernel, page: Page) -> None:
     page.send("stop")
     page.follow(is_over)
