@@ -26,7 +26,6 @@ from gpupool.core.wire.replies import (
     Reply,
     TrainReply,
     Value,
-    WorstSample,
 )
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
@@ -171,13 +170,6 @@ def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
     from gpupool.engine import inference
 
     return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job)))
-
-
-@_serves(wire.Worst)
-def worst(call: wire.Worst) -> Reply[Sequence[WorstSample]]:
-    from gpupool.engine import inference
-
-    return _by_default_on_cpu(lambda: Reply(inference.worst(call.job, call.num)))
 
 
 def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:

@@ -17,10 +17,10 @@ from gpupool.core.options.class_names import NO_CLASS, bound, class_names, label
 _CLASS_LOSSES = ("cross_entropy", "nll")
 _CLASS_MODULES = ("CrossEntropyLoss", "NLLLoss")
 _FRAMES = {
-    "predict": 5,
+    "predict": 6,
     "evaluate": 4,
     "confusion": 4,
-    "worst": 5,
+    "worst": 6,
 }  # from here to who has called it
 
 

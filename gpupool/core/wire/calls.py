@@ -16,7 +16,6 @@ from gpupool.core.wire.replies import (
     DebugReply,
     TrainReply,
     Value,
-    WorstSample,
 )
 from gpupool.core.wire.values import (
     Bindings,
@@ -209,12 +208,3 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
 
     is_shown = True
     job: Job
-
-
-@dataclass(frozen=True)
-class Worst(Call[Sequence[WorstSample]]):
-    """This rank's samples with the highest loss, at most `num`, the highest first."""
-
-    is_shown = True
-    job: Job
-    num: int
