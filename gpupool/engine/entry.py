@@ -133,11 +133,22 @@ def fetch(call: wire.Fetch) -> Reply[Packed]:
     return Reply(variables.fetch(call.name, call.path, call.out_path))
 
 
-@_serves(wire.SyncState)
-def sync_state(call: wire.SyncState) -> Reply[dict[str, str]]:
-    from gpupool.engine.state_sync import sync
+@_serves(wire.FetchState)
+def fetch_state(call: wire.FetchState) -> Reply[Packed]:
+    from gpupool.engine import state_sync
 
-    return _around(lambda: Reply(sync.sync(call)), call.bindings)
+    return Reply(state_sync.fetch(call.names, call.out_path))
+
+
+@_serves(wire.SyncState)
+def sync_state(call: wire.SyncState) -> Reply[None]:
+    from gpupool.engine import state_sync
+
+    def work() -> Reply[None]:
+        state_sync.take_over(call.packed)
+        return Reply(None)
+
+    return _around(work, call.bindings)
 
 
 @_serves(wire.Train)
