@@ -54,6 +54,8 @@ class InferenceJob:
     """What the network knows; not every module keeps attributes on its way to the ranks."""
     transform: Any = None
     """What pictures without a data set go through."""
+    keeps_targets: bool = False
+    """Whether outputs come with the targets of their samples."""
 
 
 class JobPacker(DataPacker):

@@ -26,7 +26,6 @@ from gpupool.core.wire.replies import (
     Reply,
     TrainReply,
     Value,
-    WorstSample,
 )
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
@@ -129,11 +128,22 @@ def fetch(call: wire.Fetch) -> Reply[Packed]:
     return Reply(variables.fetch(call.name, call.path, call.out_path))
 
 
-@_serves(wire.SyncState)
-def sync_state(call: wire.SyncState) -> Reply[dict[str, str]]:
-    from gpupool.engine.state_sync import sync
+@_serves(wire.FetchState)
+def fetch_state(call: wire.FetchState) -> Reply[Packed]:
+    from gpupool.engine import state_sync
 
-    return _around(lambda: Reply(sync.sync(call)), call.bindings)
+    return Reply(state_sync.fetch(call.names, call.out_path))
+
+
+@_serves(wire.SyncState)
+def sync_state(call: wire.SyncState) -> Reply[None]:
+    from gpupool.engine import state_sync
+
+    def work() -> Reply[None]:
+        state_sync.take_over(call.packed)
+        return Reply(None)
+
+    return _around(work, call.bindings)
 
 
 @_serves(wire.Train)
@@ -166,13 +176,6 @@ def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
     from gpupool.engine import inference
 
     return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job)))
-
-
-@_serves(wire.Worst)
-def worst(call: wire.Worst) -> Reply[Sequence[WorstSample]]:
-    from gpupool.engine import inference
-
-    return _by_default_on_cpu(lambda: Reply(inference.worst(call.job, call.num)))
 
 
 def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:

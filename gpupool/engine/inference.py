@@ -1,4 +1,4 @@
-"""A network over a data set, as the client orders it: outputs, values, counts or the worst samples.
+"""A network over a data set, as the client orders it: outputs, values of metrics, or counts.
 
 Runs on engines. A packed job comes in; outputs go out as files, numbers as the reply.
 """
@@ -9,21 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.options.named_measures import name_of
-from gpupool.core.progress import Course, progress
-from gpupool.core.wire.replies import WorstSample
+from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.shards import shard
 from gpupool.engine.batches.form import form_of
-from gpupool.engine.batches.share import Share, normalization_of, num_samples
+from gpupool.engine.batches.share import Share, num_samples
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import load_job, world_here
@@ -31,124 +27,86 @@ from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
 from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
-from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
-from gpupool.engine.output.emit import emit_progress
-from gpupool.engine.worst import Worst, own_scaling
 
 
-@ways.kept()
 def predict(sent: Job, result_path: str) -> None:
-    """Save what the network gives for this rank's share of each batch: a list of outputs.
+    """Save what the network gives for this rank's share of each batch: a list of outputs, or of
+    pairs with the targets.
 
     Batch i of the whole is entry i of each rank's list, one rank after the other; None is an empty
     share. The number that ends the file's name counts the ranks that train.
     """
-    world, job = world_here(), load_job(sent, InferenceJob)
-    shape = job.network.input_shape if job.network else ()
-    job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
+    world, job = world_here(), load_job(sent)
     outputs: list[Any] = []
-    _pass("predict", job, world, lambda given, share: outputs.append(_plain(given)))
+
+    def keep(given: Any, share: Share) -> None:
+        is_pair = job.keeps_targets and share.num_here
+        outputs.append(_plain([given, share.targets] if is_pair else given))
+
+    if not job.keeps_targets:
+        shape = job.network.input_shape if job.network else ()
+        job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
+    _pass(job, world, keep)
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
 
 
-@ways.kept()
 def evaluate(sent: Job) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
-    world, job = world_here(), load_job(sent, InferenceJob)
+    world, job = world_here(), load_job(sent)
     loss = NO_LOSS
     if job.loss is not None:
         loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
     found = Evaluation(loss, world, job.options, metrics)
-    _pass("evaluate", job, world, found.add)
+    _pass(job, world, found.add)
     sums = world.sum(found.sums).tolist()
     values = {} if job.loss is None else {"loss": mean_loss(sums, loss.num_terms)}
     return values | metrics.compute(world)
 
 
-@ways.kept()
 def confusion(sent: Job) -> list[list[int]] | None:
     """Counts of this rank's samples: rows are true classes, columns those predicted.
 
     None if it had no sample.
     """
-    counts: list[Tensor] = []
+    counts: Tensor | int = 0
 
     def count(outputs: Any, share: Share) -> None:
+        nonlocal counts
         if share.num_here:
             scored = classes(*NO_LOSS.scored(outputs, share.targets))
-            counts[:] = [confusion_counts(*scored, NO_CLASS) + (counts[0] if counts else 0)]
+            counts = confusion_counts(*scored, NO_CLASS) + counts
 
-    _pass("confusion", load_job(sent, InferenceJob), world_here(), count)
-    return counts[0].long().tolist() if counts else None
+    _pass(load_job(sent), world_here(), count)
+    return counts.long().tolist() if isinstance(counts, Tensor) else None
 
 
 @ways.kept()
-def worst(sent: Job, num: int) -> list[WorstSample]:
-    """This rank's samples with the highest loss, at most `num`, the highest first."""
-    world, job = world_here(), load_job(sent, InferenceJob)
-    loss = make_loss(job.loss, world.device, model=job.model)
-    scaling = normalization_of(ways.opened(job.dataset), world.device, _scaling(job))
-    scaling = own_scaling(job.dataset) if scaling is None else scaling
-    is_binary = job.num_classes == 2 or "bce" in name_of(job.loss).lower()
-    found = Worst(num, loss, scaling, is_binary=is_binary)
-    begin = 0  # of the batch, in the data set
-
-    def add(outputs: Any, share: Share) -> None:
-        nonlocal begin
-        batch = np.arange(begin, begin + share.num_all)
-        begin += share.num_all
-        if share.num_here:
-            with autocast(world.device, job.options.precision):
-                found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
-
-    _pass("worst", job, world, add)
-    return [_with_png(sample, image) for sample, image in found.found()]
-
-
-def _pass(what: str, job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
+def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
     """Call `use` for each share of the data set: see `each_share`.
 
     The first rank reports from the start how many samples of all ranks are done. The network
     refuses to give fewer outputs than the data need.
     """
-    model: nn.Module = job.model.to(world.device)
+    model = job.model.to(world.device)
     if job.num_classes > 2:  # one output is enough for two classes
         model.register_forward_hook(
             lambda model, given, outputs: require_outputs(main_output(outputs), job.num_classes)
         )
     # Without a loss, a network may want to see its labels.
-    form = form_of(job.model, NO_LOSS if job.loss is None else job.loss, job.options)
-    draw = emit_progress if world.rank == 0 else _unseen
-    total = num_samples(job.dataset) or None
-    with progress(what, total, "samples", after_s=0.0, draw=draw) as bar:
+    form = form_of(model, NO_LOSS if job.loss is None else job.loss, job.options)
+    # The normalization that the network was trained with; a data set may ask for one itself.
+    known = job.network and job.network.normalization
+    scaling = Normalization(*known) if known else None
+    with progress("samples", num_samples(job.dataset) or None, "samples", after_s=0.0) as bar:
 
         def use_and_count(outputs: Any, share: Share) -> None:
             use(outputs, share)
             bar.advance(share.num_all)
 
-        each_share(model, job.dataset, world, job.options, use_and_count, _scaling(job), form)
-
-
-def _unseen(course: Course) -> None:
-    """Draws nothing."""
-
-
-def _scaling(job: InferenceJob) -> Normalization | None:
-    """The normalization that the network was trained with; a data set may ask for one itself."""
-    known = job.network and job.network.normalization
-    return Normalization(*known) if known else None
-
-
-def _with_png(sample: WorstSample, image: Tensor | None) -> WorstSample:
-    if image is None:
-        return sample
-    from gpupool.data.datastores.preview import small_png  # torchvision: only for pictures
-
-    size = int(image.shape[2]), int(image.shape[1])
-    return replace(sample, png=small_png(image), size=size)
+        each_share(model, job.dataset, world, job.options, use_and_count, scaling, form)
 
 
 def _plain(outputs: Any) -> Any:

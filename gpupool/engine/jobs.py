@@ -9,14 +9,12 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
-from torch import nn
-from tqdm.utils import CallbackIOWrapper
 
 from gpupool.core.jobs import TrainingJob
-from gpupool.core.progress import BYTES, progress
+from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.pickles import Source
@@ -34,18 +32,15 @@ from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.saving import resuming
 
-Loaded = TypeVar("Loaded")
-
 
 def train(call: Train) -> Reply[TrainReply]:
     """Train; the first of the ranks that train saves the weights: a state dict."""
     world = world_here()
     if world.rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
-    job = load_job(call.job, TrainingJob)
+    job: TrainingJob = load_job(call.job)
     if call.again:
         job = replace(job, options=resuming(job.options))
-    stop_requested = partial(control.stop_requested, call.job.name)
     stops_at_once = partial(control.stops_at_once, call.job.name)
     with (
         deterministic(job.options.deterministic),
@@ -55,26 +50,21 @@ def train(call: Train) -> Reply[TrainReply]:
             **vars(job),
             world=world,
             emit=emit,
-            stop_requested=stop_requested,
+            stop_requested=partial(control.stop_requested, call.job.name),
             stops_at_once=stops_at_once,
             rank_report=rank_report,
         )
     if world.rank == 0:
-        with calls.uninterrupted() if stops_at_once() else nullcontext():
-            save_weights(found.model, call.result_path)
-    scale, shape = found.normalization, found.input_shape
+        with (
+            calls.uninterrupted() if stops_at_once() else nullcontext(),
+            progress("saving the network"),
+            open(call.result_path, "w+b") as file,
+        ):
+            save(found.model.state_dict(), file)
+    scale = found.normalization
+    reply = TrainReply(scale and (scale.mean, scale.std), found.input_shape)
     # an interrupt has aborted the collectives of the group
-    return Reply(
-        TrainReply(scale and (scale.mean, scale.std), shape), group_wanting=stops_at_once()
-    )
-
-
-def save_weights(model: nn.Module, path: str) -> None:
-    """Leave the weights in a file for the client."""
-    state = model.state_dict()
-    num_bytes = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
-    with open(path, "w+b") as file, progress("saving the network", num_bytes, BYTES) as bar:
-        save(state, CallbackIOWrapper(bar.advance, file, "write"))
+    return Reply(reply, group_wanting=stops_at_once())
 
 
 def world_here() -> World:
@@ -82,10 +72,8 @@ def world_here() -> World:
     return World.here(torch.device(this_rank().device))
 
 
-def load_job(job: Job, kind: type[Loaded]) -> Loaded:
-    """The job of this kind that the client has packed for the ranks."""
+def load_job(job: Job) -> Any:
+    """What the client has packed for the ranks."""
     find_modules(job.sys_path)  # the job's classes may be of them
     remember(job.sources)
-    loaded = Source(job.packed).load(Unpickler)
-    assert isinstance(loaded, kind)
-    return loaded
+    return Source(job.packed).load(Unpickler)

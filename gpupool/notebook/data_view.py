@@ -12,7 +12,7 @@ from gpupool.notebook.page import markup
 _TILE = "margin:4px;width:132px;display:inline-block;vertical-align:top;text-align:center"
 _PICTURE = "width:128px;height:96px;object-fit:contain"
 _SMALL = 64  # pixels: smaller pictures are shown larger, as the pixels they are
-_NAME = "overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px"
+_NAME = "overflow:hidden;text-overflow:ellipsis;white-space:pre;font-size:12px"
 _NO_PICTURE = (
     f"height:94px;width:126px;border:1px dashed {markup.RED};display:flex;"
     "align-items:center;justify-content:center"
@@ -20,7 +20,7 @@ _NO_PICTURE = (
 
 
 class PictureLike(Protocol):
-    """One picture of a preview; see `gpupool.data.datastores.preview.Picture`."""
+    """One picture: of a preview, see `gpupool.data.datastores.preview.Picture`, or of `worst`."""
 
     png: bytes
     label: str

@@ -299,8 +299,9 @@ class Pool:
         rank was replaced, `pool.sync_from(0, "model", "optimizer", "scheduler")`.
 
         Name together what belongs together: it stays so. Modules, optimizers, schedulers and
-        tensors that fit are changed in place, so that whatever refers to them sees it; else the
-        name is bound to a copy. Gradients and the state of random generators are not copied.
+        tensors are changed in place if all of them fit, so that whatever refers to them sees it;
+        else the names are bound to copies. Gradients and the state of random generators are not
+        copied.
         DistributedDataParallel models get fresh buckets on all ranks, also on `rank`.
 
         Returns:
@@ -309,7 +310,7 @@ class Pool:
         Raises:
             OptionsError: no name, or `ranks` are not others than `rank`.
             PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
-            SpmdError: a rank failed meanwhile, or the user interrupted.
+            SpmdError: a rank failed, or cannot read it, or the user interrupted.
         """
         return sync_state(self._all_ranks, self.variables, rank, names, ranks)
 

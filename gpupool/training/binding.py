@@ -18,10 +18,10 @@ from gpupool.core.options.datasets import labels_of
 _CLASS_LOSSES = ("cross_entropy", "nll")
 _CLASS_MODULES = ("CrossEntropyLoss", "NLLLoss")
 _FRAMES = {
-    "predict": 5,
+    "predict": 6,
     "evaluate": 4,
     "confusion": 4,
-    "worst": 5,
+    "worst": 6,
 }  # from here to who has called it
 
 

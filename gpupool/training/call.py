@@ -41,7 +41,7 @@ def ask(
     """Have the ranks that train do a job, which is checked; the values in the order of the ranks.
 
     Args:
-        what: that by which `ProgressEvent`s say how far it is.
+        what: the function of the user's that asks.
         call: makes the call of the job that was sent.
 
     Raises:
@@ -65,7 +65,7 @@ def ask(
     try:
         sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:
-            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(what, bar))
+            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(bar))
             values = pool.execute(calls, recorder).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
@@ -97,7 +97,7 @@ def inference_options(what: str, **given: Any) -> TrainingOptions:
     return TrainingOptions(**given)
 
 
-def _listener(name: str, bar: Progress) -> OnOutput:
+def _listener(bar: Progress) -> OnOutput:
     """A listener that has `bar` show how far the ranks are; it drops what they print."""
 
     def listen(rank: int, kind: OutputKind, content: Any) -> None:
@@ -105,7 +105,7 @@ def _listener(name: str, bar: Progress) -> OnOutput:
             if not isinstance(event, ProgressEvent):
                 continue
             # What a rank does besides, listing a bucket say, is a note in the same bar.
-            if event.what == name:
+            if event.what == "samples":
                 bar.update(event.done, event.total or None)
             else:
                 bar.tell("" if 0 < event.total <= event.done else event.what)

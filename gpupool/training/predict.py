@@ -114,8 +114,6 @@ def predicted(
     **reading: Any,
 ) -> Any:
     """As `predict`; pictures that are no data set go through `transform`, unless it is None."""
-    import torch
-
     options = inference_options("predict", batch_size=batch_size, precision=precision, **reading)
     require_module(model)
     dataset = of_inputs(given, model)
@@ -127,12 +125,21 @@ def predicted(
             "no names",
             "names",
         )
+    outputs = outputs_of(
+        "predict", InferenceJob(model, dataset, options, transform=transform), pool
+    )
+    return _named(outputs, classes) if names else outputs
+
+
+def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
+    """What the ranks have computed for every sample, in order, on the CPU; see `ask`."""
+    import torch
+
     # Before `ask`, which would do the same: the outputs need a place in the pool's folder.
     pool = current_pool(create=True) if pool is None else pool
     result_path = pool.new_file("outputs.pt")
-    job = InferenceJob(model, dataset, options, transform=transform)
     # Through files: the controller would copy outputs several times, and hold them in memory.
-    num = len(ask("predict", pool, job, partial(Predict, result_path=str(result_path))))
+    num = len(ask(what, pool, job, partial(Predict, result_path=str(result_path))))
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
     parts = []
     with progress("Reading the outputs", len(paths), "ranks") as bar:
@@ -143,16 +150,19 @@ def predicted(
     _remove(paths)
     # Each rank has a share of every batch.
     batches = chain.from_iterable(zip(*parts, strict=True))
-    outputs = _together([batch for batch in batches if batch is not None])
-    return _named(outputs, classes) if names else outputs
+    return _together([batch for batch in batches if batch is not None])
+
+
+def main_output(outputs: Any) -> Any:
+    """What a network is about, as torchvision's and Hugging Face's name it in a dict."""
+    return outputs.get("logits", outputs.get("out")) if isinstance(outputs, dict) else outputs
 
 
 def _named(outputs: Any, classes: Sequence[str]) -> Predictions:
     """The class of each sample by its highest score; of one score, the second of two above 0."""
     import torch
 
-    if isinstance(outputs, dict):  # as torchvision's and Hugging Face's networks name it
-        outputs = outputs.get("logits", outputs.get("out"))
+    outputs = main_output(outputs)
     is_tensor = isinstance(outputs, torch.Tensor)
     if is_tensor and outputs.ndim == 2 and outputs.shape[1] == 1 and len(classes) == 2:
         found = (outputs[:, 0] > 0).long()

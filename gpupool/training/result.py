@@ -165,20 +165,16 @@ class TrainingResult:
         self, num: int = 16, dataset: Any = None, *, loss: Any = None, **options: Any
     ) -> WorstSamples:
         """The `num` samples of the validation data with the highest loss: what `model` found, what
-        is true, and small pictures of images, as the network saw them but not normalized.
-
-        The ranks of the pool compute the loss of each sample as if it were a batch of its own, so
-        weights of classes have no effect. The samples do not depend on the number of ranks.
+        is true, and small pictures of images, as the data set gives them.
 
         Args:
-            num: at most 200.
-            dataset: another data set than the validation data.
-            loss: another loss than that of the training.
+            dataset: another data set than the validation data; its samples have a class or number.
+            loss: a name or module of torch, where that of the training is none.
             options: as those of `evaluate`: `batch_size`, `precision`, `pool` and how to read.
 
         Raises:
-            TrainingError: there was no validation and no data set is given; the data are a stream,
-                or the loss is not one of single samples.
+            TrainingError: there was no validation and no data set is given; its samples have no
+                index, or no class or number each; the loss is no loss of torch.
             OptionsError: a number or an option is wrong.
             SpmdError: a rank failed.
         """
@@ -189,13 +185,6 @@ class TrainingResult:
                 "data set, as result.worst(16, dataset=data).",
                 "no validation",
                 "dataset",
-            )
-        if loss is None and self.options.gather:
-            raise TrainingError(
-                "result.worst() needs the loss of each sample, and this training had one of whole "
-                "batches: give one, as result.worst(16, loss='cross_entropy').",
-                "no loss",
-                "loss",
             )
         # The samples are read as in the training, unless something else is asked for.
         usual = TrainingOptions()

@@ -2,113 +2,84 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+import copy
+import io
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.model_facts import chosen_loss
-from gpupool.core.options.named_measures import check_loss
-from gpupool.core.wire.calls import Worst
-from gpupool.core.wire.replies import WorstSample
-from gpupool.pool.pool import Pool
-from gpupool.training.call import ask, inference_options
+from gpupool.training.call import inference_options
 from gpupool.training.inputs import with_targets
+from gpupool.training.predict import main_output, outputs_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-_MOST = 200  # pictures that a page should hold
+    from gpupool.pool.pool import Pool
+
+_SIDE = 128  # pixels of the longer side of a small picture, at most
+# The names of losses -> torch's functions, where these have other names.
+_FUNCTIONS = {
+    "nll": "nll_loss",
+    "mse": "mse_loss",
+    "mae": "l1_loss",
+    "huber": "huber_loss",
+    "smooth_l1": "smooth_l1_loss",
+    "bce_with_logits": "binary_cross_entropy_with_logits",
+}
 
 
-@dataclass(frozen=True, eq=False)
-class WorstSamples:
-    """Samples with the highest losses, the highest first: a grid of pictures in a notebook, a table
-    elsewhere. `len`, indexing and iteration give them one by one.
+@dataclass(frozen=True)
+class WorstSample:
+    """A sample with a high loss: `index` is its place in the data set, `url` its file if one is
+    known. `found` and `true` are names or indices of classes, or numbers; None of more than one.
 
-    `samples[i].png` is a small picture, b"" of what is no image; `files` are the names of their
-    files, "" where nobody knows them. `classes` are the names of classes, () without.
+    `png` is a small picture, b"" of what is no image; `width` and `height` are the image's own.
     """
 
-    samples: tuple[WorstSample, ...]
-    files: tuple[str, ...]
-    classes: tuple[str, ...] = ()
+    index: int
+    loss: float
+    found: Any
+    true: Any
+    url: str
+    png: bytes
+    width: int = 0
+    height: int = 0
 
-    def __len__(self) -> int:
-        return len(self.samples)
+    @property
+    def label(self) -> str:
+        """What stands below its picture."""
+        return f"{_word(self.found)}\ntrue: {_word(self.true)}\nloss {self.loss:.4g}, #{self.index}"
 
-    def __getitem__(self, number: int) -> WorstSample:
-        return self.samples[number]
+    @property
+    def problem(self) -> str:
+        """What stands in the place of a picture."""
+        return "" if self.png else "no image"
+
+
+class WorstSamples(tuple[WorstSample, ...]):
+    """Samples with the highest losses, the highest first: pictures in a notebook, else a table."""
+
+    @property
+    def title(self) -> str:
+        """The whole in one line."""
+        return f"the {len(self)} sample{'s' if len(self) != 1 else ''} with the highest loss"
 
     @property
     def indices(self) -> list[int]:
         """Their places in the data set: `dataset[worst.indices[0]]` is the sample itself."""
-        return [sample.index for sample in self.samples]
-
-    @property
-    def losses(self) -> list[float]:
-        """The loss of each."""
-        return [sample.loss for sample in self.samples]
-
-    @property
-    def found(self) -> list[Any]:
-        """What the network takes each for: the name of a class or its index, or a number. None of
-        masks, and of whatever else is more than that."""
-        return [self._named(sample.found) for sample in self.samples]
-
-    @property
-    def true(self) -> list[Any]:
-        """What each is, as `found`."""
-        return [self._named(sample.true) for sample in self.samples]
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """A row for each in words: loss, found, true, index, file."""
-        return [
-            (f"{sample.loss:.4g}", _word(found), _word(true), f"{sample.index}", file)
-            for sample, found, true, file in zip(
-                self.samples, self.found, self.true, self.files, strict=True
-            )
-        ]
-
-    def to_frame(self) -> Any:
-        """A pandas DataFrame with a row for each: index, loss, found, true, file.
-
-        Raises TrainingError without pandas.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise TrainingError(
-                "worst.to_frame() needs pandas: pip install pandas, or read its .indices, .losses, "
-                ".found and .true.",
-                "no pandas",
-            ) from None
-        columns = {"index": self.indices, "loss": self.losses, "found": self.found}
-        return pandas.DataFrame({**columns, "true": self.true, "file": list(self.files)})
-
-    def summary(self) -> str:
-        """The whole in one line."""
-        return f"the {len(self)} sample{'s' if len(self) != 1 else ''} with the highest loss"
+        return [sample.index for sample in self]
 
     def __repr__(self) -> str:
-        rows = [("loss", "found", "true", "index", "file"), *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([f"WorstSamples: {self.summary()}", *(f"  {line}" for line in lines)])
-
-    def _named(self, value: int | float | None) -> Any:
-        is_class = isinstance(value, int) and 0 <= value < len(self.classes)
-        return self.classes[int(value or 0)] if is_class else value
+        lines = [f"{' '.join(one.label.splitlines())}  {one.url}".rstrip() for one in self]
+        return "\n  ".join([f"WorstSamples: {self.title}", *lines])
 
 
 def worst_samples(
@@ -116,59 +87,92 @@ def worst_samples(
     dataset: Any,
     num: int,
     loss: Any = "auto",
-    batch_size: int = 256,
-    precision: str = "float32",
     pool: Pool | None = None,
     **reading: Any,
 ) -> WorstSamples:
     """The `num` samples of a data set with the highest loss; see `TrainingResult.worst`."""
-    if isinstance(num, bool) or not isinstance(num, int) or not 1 <= num <= _MOST:
-        raise OptionsError(f"worst({num!r}): give a number in 1..{_MOST}.", "range", "num")
-    check_loss(loss)
     dataset = with_targets(dataset, model)
-    if is_stream(dataset):
-        raise TrainingError(
-            "worst needs a data set whose samples have an index, and this is a stream; give some "
-            "of its samples as a list.",
-            "stream",
-            "dataset",
-        )
+    if is_stream(dataset) or hasattr(dataset, "mask_paths"):
+        raise _refusal("no samples", "dataset")
     loss = chosen_loss(loss, model)
-    if loss in ("output", None):
-        raise TrainingError(
-            "worst needs the loss of each sample, and this network computes one of a whole batch: "
-            "give a loss, as worst(16, loss='cross_entropy').",
-            "no loss",
-            "loss",
+    options = inference_options("worst", **reading)
+    job = InferenceJob(model, dataset, options, loss=loss, keeps_targets=True)
+    each_loss = _each_loss(loss)
+    outputs, targets = outputs_of("worst", job, pool)
+    outputs = main_output(outputs)
+    if not (hasattr(outputs, "ndim") and hasattr(targets, "ndim")) or outputs.ndim > 2:
+        raise _refusal("no samples", "dataset")
+    are_scores = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    if not are_scores:
+        targets = targets.to(outputs.dtype).view_as(outputs)
+    losses = each_loss(outputs, targets).double().reshape(len(targets), -1).mean(1)
+    # NaN is before all others, and of equal losses the first sample.
+    order = losses.argsort(descending=True, stable=True)[:num]
+    found, true = outputs[order], targets[order]
+    if are_scores:
+        found = found.argmax(1)
+    elif "bce" in str(loss).lower():
+        found, true = found > 0, true.long()
+    classes = () if true.is_floating_point() else info_of(model).classes or class_names(dataset)
+    return WorstSamples(
+        WorstSample(
+            i, losses[i].item(), _named(f, classes), _named(t, classes), *_shown(dataset, i)
         )
-    options = inference_options("worst", batch_size=batch_size, precision=precision, **reading)
-    job = InferenceJob(model, dataset, options, loss=loss)
-    replies = ask("worst", pool, job, partial(Worst, num=num))
-    # As on the ranks: NaN before all others, and of equal losses the first in the data set.
-    found = sorted(
-        (sample for samples in replies for sample in samples),
-        key=lambda one: (one.loss == one.loss, -one.loss, one.index),
-    )[:num]
-    names = info_of(model).classes or class_names(dataset)
-    files = tuple(_file(dataset, sample.index) for sample in found)
-    return WorstSamples(tuple(found), files, names)
+        for i, f, t in zip(order.tolist(), found, true, strict=True)
+    )
 
 
-def _file(dataset: Any, index: int) -> str:
-    """The name of the file that a sample is from; "" if the data set does not know it."""
-    # Data sets that are parts of others have the index in those.
-    if hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        return _file(dataset.dataset, int(dataset.indices[index]))
-    for part in getattr(dataset, "datasets", ()):
-        if index < len(part):
-            return _file(part, index)
-        index -= len(part)
-    if hasattr(dataset, "manifest"):  # a datastore of ours
-        return str(dataset.name(index))
-    listed: Sequence[Any] = getattr(dataset, "samples", None) or ()  # torchvision's ImageFolder
-    pair = listed[index] if isinstance(listed, list) and index < len(listed) else None
-    is_file = isinstance(pair, tuple) and pair and isinstance(pair[0], (str, os.PathLike))
-    return os.fspath(pair[0]) if is_file and pair else ""
+def _each_loss(loss: Any) -> Any:
+    """A function (outputs, targets) -> the loss of each sample, of a name or module of torch."""
+    from torch.nn import functional
+
+    if isinstance(loss, str) and loss != "output":
+        return partial(getattr(functional, _FUNCTIONS.get(loss, loss)), reduction="none")
+    if not hasattr(loss, "reduction"):
+        raise _refusal("no loss", "loss")
+    loss = copy.copy(loss)
+    loss.reduction = "none"
+    return loss
+
+
+def _refusal(kind: str, name: str) -> TrainingError:
+    return TrainingError(
+        "worst needs samples with an index and a class or number each, and a loss of torch: give "
+        "these, as result.worst(16, dataset=data, loss='cross_entropy').",
+        kind,
+        name,
+    )
+
+
+def _named(value: Tensor, classes: tuple[str, ...]) -> Any:
+    """A class by its name, if it has one; None of more than one number."""
+    if value.numel() != 1:
+        return None
+    number = value.item() if value.is_floating_point() else int(value)
+    return classes[int(number)] if 0 <= number < len(classes) else number
+
+
+def _shown(dataset: Any, index: int) -> tuple[str, bytes, int, int]:
+    """The file of a sample, a small PNG of its image, and the image's own width and height."""
+    import torch
+    from PIL import Image
+
+    url = dataset.name(index) if hasattr(dataset, "manifest") else ""  # a datastore of ours
+    sample = dataset[index]
+    image = sample[0] if isinstance(sample, (tuple, list)) else None
+    if not isinstance(image, torch.Tensor) or image.ndim != 3 or image.shape[0] not in (1, 3):
+        return url, b"", 0, 0
+    if image.dtype != torch.uint8:
+        low, high = image.min(), image.max()
+        # Numbers that are no shares of white (normalized ones): from the darkest to the lightest.
+        if low < 0 or high > 1:
+            image = (image - low) / (high - low).clamp(min=1e-12)
+        image = image.mul(255).round().byte()
+    picture = Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy())
+    width, height = picture.size
+    picture.thumbnail((_SIDE, _SIDE))
+    picture.save(file := io.BytesIO(), "PNG")
+    return url, file.getvalue(), width, height
 
 
 def _word(value: Any) -> str:

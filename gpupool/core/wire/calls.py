@@ -16,7 +16,6 @@ from gpupool.core.wire.replies import (
     DebugReply,
     TrainReply,
     Value,
-    WorstSample,
 )
 from gpupool.core.wire.values import (
     Bindings,
@@ -162,12 +161,18 @@ class Fetch(Call[Packed]):
 
 
 @dataclass(frozen=True)
-class SyncState(BoundCall[dict[str, str]]):
-    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
+class FetchState(Call[Packed]):
+    """The rank's values of several names, written to the file `out_path`."""
 
-    source: int
     names: Sequence[str]
-    ranks: Sequence[int]
+    out_path: str
+
+
+@dataclass(frozen=True)
+class SyncState(BoundCall[None]):
+    """Give names the meaning that `FetchState` has found; None on ranks that keep theirs."""
+
+    packed: Packed | None
 
 
 # ---- training --------------------------------------------------------------------------------
@@ -209,12 +214,3 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
 
     is_shown = True
     job: Job
-
-
-@dataclass(frozen=True)
-class Worst(Call[Sequence[WorstSample]]):
-    """This rank's samples with the highest loss, at most `num`, the highest first."""
-
-    is_shown = True
-    job: Job
-    num: int

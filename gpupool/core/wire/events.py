@@ -186,8 +186,8 @@ class RankEvent:
 class ProgressEvent:
     """How far something is that is no training: `done` of `total` (0: nobody knows).
 
-    `what` says it, such as "predict", "evaluate" or "confusion", which count samples over all
-    ranks, or "Listing", which counts files. The last event has `done` equal to `total`, above 0.
+    `what` says it, such as "samples", of a pass over a data set by all ranks, or "Listing", which
+    counts files. The last event has `done` equal to `total`, above 0.
     `elapsed_s` are seconds of training until then, where it is part of one (else 0).
     """
 

@@ -70,20 +70,3 @@ class TrainReply:
 
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     input_shape: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorstSample:
-    """A sample on which a network has a high loss.
-
-    `index` is its place in the data set. `found` and `true` are indices of classes, or numbers
-    where the network gives one; None where there is more to a sample than that, a mask say. `png`
-    is the sample as a small picture, b"" if it is no image; `size` its own width and height.
-    """
-
-    index: int
-    loss: float
-    found: int | float | None
-    true: int | float | None
-    png: bytes = b""
-    size: tuple[int, int] = (0, 0)

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 def copied(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """A state dict that later steps do not change: its tensors are on the CPU."""
-    return same_kind(state, {name: _copied(value) for name, value in state.items()})
+    from torch import Tensor
+
+    copies = {
+        name: one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else copy.deepcopy(one)
+        for name, one in state.items()
+    }
+    return same_kind(state, copies)
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -27,18 +33,12 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
 
     Such a one was registered as None, and is that until the first batch.
     """
-    import torch
-
-    own = model.state_dict()
-    device = next((value.device for value in own.values() if isinstance(value, torch.Tensor)), None)
+    own, modules = model.state_dict(), dict(model.named_modules())
+    device = next((one.device for one in own.values() if hasattr(one, "device")), None)
     for name in state.keys() - own.keys():
         path, _, last = name.rpartition(".")
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:  # of another network, as torch is going to say
-            continue
-        if getattr(module, last, 0) is None and isinstance(state[name], torch.Tensor):
-            setattr(module, last, torch.empty_like(state[name], device=device))
+        if path in modules and getattr(modules[path], last, 0) is None:
+            setattr(modules[path], last, state[name].to(device))
     model.load_state_dict(state)
 
 
@@ -55,18 +55,20 @@ def save(state: Any, file: IO[bytes]) -> None:
         refused = torch.serialization.get_unsafe_globals_in_checkpoint(file)
         file.seek(0, io.SEEK_END)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        raise _refusal(f"{type(error).__name__}: {error}") from None
+        refused = [f"{type(error).__name__}: {error}"]
     if refused:
-        raise _refusal(f"{', '.join(sorted(refused))} would run code when it is read")
+        raise TrainingError(
+            f"what is kept beside tensors cannot be saved ({', '.join(sorted(refused))}). Give "
+            "numbers, strings, bytes, tensors, and lists or dicts of them, also from "
+            "get_extra_state.",
+            "extra state",
+            "model",
+        )
 
 
 def check_extra_state(model: nn.Module) -> None:
     """Raise TrainingError if what a module keeps beside tensors would be lost."""
-    for name, module in model.named_modules():
-        if _overrides(module, "get_extra_state"):
-            if not _overrides(module, "set_extra_state"):
-                raise _refusal(f"module {name!r} has no set_extra_state that takes it back")
-            save(module.get_extra_state(), io.BytesIO())
+    save([module.get_extra_state() for module in _modules_with_more(model)], io.BytesIO())
 
 
 class ExtraState:
@@ -76,7 +78,7 @@ class ExtraState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [m for m in model.modules() if _overrides(m, "get_extra_state")]
+        self._modules = _modules_with_more(model)
 
     def note(self) -> list[Any]:
         """A copy of it, of each module."""
@@ -85,7 +87,7 @@ class ExtraState:
     def put_back(self, noted: list[Any]) -> None:
         """Make it what was noted, of these modules or of those of a copy of the network."""
         for module, state in zip(self._modules, noted, strict=True):
-            module.set_extra_state(copy.deepcopy(state))
+            module.set_extra_state(state)
 
 
 def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
@@ -96,31 +98,8 @@ def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDic
     return made
 
 
-def _refusal(why: str) -> TrainingError:
-    return TrainingError(
-        f"what is kept beside tensors cannot be saved: {why}. Give numbers, strings, bytes, "
-        "tensors, and lists or dicts of them, also from get_extra_state.",
-        "extra state",
-        "model",
-    )
-
-
-def _overrides(module: nn.Module, method: str) -> bool:
+def _modules_with_more(model: nn.Module) -> list[nn.Module]:
     from torch import nn
 
-    return getattr(type(module), method) is not getattr(nn.Module, method)
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a nest with its tensors on the CPU."""
-    from torch import Tensor
-
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, OrderedDict):
-        return copied(value)
-    if type(value) is dict:
-        return {key: _copied(one) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return copy.deepcopy(value)
+    none = nn.Module.get_extra_state
+    return [module for module in model.modules() if type(module).get_extra_state is not none]

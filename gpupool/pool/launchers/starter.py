@@ -47,7 +47,7 @@ PRELOADED = (
     "=gpupool.engine.boot:main",
     # the first error, sync and training are not to wait for these
     "stack_data",
-    "gpupool.engine.state_sync.sync",
+    "gpupool.engine.state_sync",
     "gpupool.core.options.training_options",
     "gpupool.engine.batches.shares",
     "gpupool.engine.metrics.evaluation",

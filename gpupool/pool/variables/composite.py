@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, cast
 
 from gpupool.core.errors import PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import ValueInfo
-from gpupool.pool.variables.losses import Losses
 
-
-class Variables(Protocol):
-    """What a handle asks of those it is one of: `gpupool.pool.variables.variables.Variables`."""
-
-    losses: Losses
-    num_changes: int
-
-    @property
-    def world_size(self) -> int: ...
-    def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]: ...
-    def attributes(self, composite: Composite) -> list[str]: ...
-    def fetch(self, composite: Composite, rank: int) -> Any: ...
-    def value_of(self, constant: Constant) -> Any: ...
-    def release(self, number: int) -> None: ...
+Variables = Any  # `variables.Variables`, which imports this file
 
 
 class Composite:
@@ -41,7 +27,6 @@ class Composite:
         variables: Variables,
         name: str,
         version: int,
-        info: Mapping[int, ValueInfo] | None = None,
         *,
         path: tuple[str, ...] = (),
         previous: object = None,
@@ -49,19 +34,13 @@ class Composite:
         self._variables = variables
         self._name = name
         self._version = version
-        self._info = info
-        self._num_changes = variables.num_changes  # when the info was taken
         self._path = path
         self.previous = previous
 
     @property
     def info(self) -> Mapping[int, ValueInfo]:
         """Rank -> type, shape and the like of its value; a rank without one is not there."""
-        num_changes = self._variables.num_changes
-        # A cell gives a new handle; sync and replaced ranks change what an old one stands for.
-        if self._info is None or self._num_changes != num_changes:
-            self._info, self._num_changes = self._variables.look(self), num_changes
-        return self._info
+        return cast(Mapping[int, ValueInfo], self._variables.look(self))
 
     def gather(self) -> list[Any]:
         """The values of all ranks, in order.
@@ -69,12 +48,7 @@ class Composite:
         Raises:
             PoolError: a rank has none, or its value cannot be fetched.
         """
-        values = []
-        with progress(f"Fetching {self}", len(self), "ranks") as bar:
-            for rank in range(len(self)):
-                values.append(self._variables.fetch(self, rank))
-                bar.advance()
-        return values
+        return list(self)
 
     def __getitem__(self, rank: int) -> Any:
         num_ranks = len(self)
@@ -88,7 +62,7 @@ class Composite:
             return self._variables.fetch(self, rank % num_ranks)
 
     def __len__(self) -> int:
-        return self._variables.world_size
+        return int(self._variables.world_size)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[rank] for rank in range(len(self)))
@@ -103,51 +77,33 @@ class Composite:
         except PoolError as error:  # to `hasattr`, as variable viewers ask, that means no
             raise AttributeError(f"{self}.{name}: {error}") from None
         if not found:
-            lost = self._variables.losses.sentence(self._name)
-            why = f": {lost}" if lost else ""
-            raise AttributeError(f"no rank's {self} has an attribute {name!r}{why}")
+            raise AttributeError(f"no rank's {self} has an attribute {name!r}")
         return attribute
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and name != "previous":
-            raise TypeError(
-                f"{self} is on the ranks: `{self}.{name} = ...` belongs in a %%spmd cell."
-            )
+            self._refuse()
         super().__setattr__(name, value)
-
-    def __setitem__(self, rank: object, value: object) -> None:
-        raise TypeError(f"{self} is on the ranks: assign to it there, in a %%spmd cell.")
 
     def __dir__(self) -> list[str]:
         # IPython asks this at each Tab; while the ranks are busy they are not waited for.
         return sorted({*super().__dir__(), *self._variables.attributes(self)})
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        raise TypeError(f"{self} is on the ranks: call it there, `%spmd {self}(...)`.")
-
-    # Without this `if x:` would always be true, whatever the ranks have.
-    def __bool__(self) -> bool:
+    def _refuse(self, *_: object) -> Any:
         raise TypeError(
-            f"the truth of {self} may differ from rank to rank: ask for that of one, "
-            f"`bool({self}[0])`."
+            f"{self} is on the ranks: change it, call it, compare and compute with it there, in a "
+            f"%%spmd cell; or use the value of one rank, {self}[0], or of all, {self}.gather()."
         )
 
-    def _refuse_numbers(self, *_: object) -> Any:
-        raise TypeError(
-            f"{self} is on the ranks: compute with it there, in a %%spmd cell, or with the value "
-            f"of one rank, {self}[0], or of all, {self}.gather()."
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_numbers
-    __truediv__ = __rtruediv__ = __pow__ = __neg__ = __matmul__ = _refuse_numbers
-    __float__ = __int__ = _refuse_numbers
+    # Without `__bool__`, `if x:` would always be true, whatever the ranks have.
+    __bool__ = __float__ = __int__ = __call__ = __setitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __neg__ = __matmul__ = _refuse
 
     # pickle would take `_variables` along, and with it the pool.
     def __reduce__(self) -> Any:
         raise PoolError(
-            f"{self} is a handle of values on the ranks and means nothing elsewhere; "
-            f"{self}.gather() fetches them.",
-            "handle",
+            f"{self} is a handle of values on the ranks; {self}.gather() fetches them.", "handle"
         )
 
     def __str__(self) -> str:
@@ -189,9 +145,7 @@ class Constant:
 
     # The collector runs this in any thread, at any moment: `release` only appends to a list.
     def __del__(self) -> None:
-        variables = self.__dict__.get("_variables")  # `__init__` may have failed
-        if variables is not None:
-            variables.release(self.number)
+        self._variables.release(self.number)
 
     def __reduce__(self) -> Any:
         raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")

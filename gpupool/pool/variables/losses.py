@@ -16,43 +16,37 @@ _MISSING = re.compile(r"name '(\w+)' is not defined|has no variable '(\w+)'")
 
 
 class Losses:
-    """The names that each rank has had, and the imports that its cells have made."""
+    """The names that each rank has had, and the imports that cells have made.
+
+    >>> losses = Losses()
+    >>> losses.note("x", {0: 5, 1: 5})
+    >>> losses.lose(1, "was restarted")
+    >>> losses.sentence("x")
+    "x was lost with rank 1, which was restarted; pool.sync_from(0, 'x') copies it"
+    """
 
     def __init__(self) -> None:
         # name -> rank -> how the rank ended that had a value; "" while it has one
         self._had: dict[str, dict[int, str]] = {}
-        self._imports: dict[int, dict[str, tuple[str, ...]]] = {}  # rank -> name -> statements
+        self._imports: dict[str, tuple[str, ...]] = {}
         self._missing: dict[int, list[str]] = {}  # rank -> statements that it has to repeat
 
     def begin(self, rank: int, statements: Statements, names: Iterable[str]) -> list[str]:
-        """A cell with these imports begins on a rank, which binds `names` otherwise.
-
-        Returns:
-            The imports of earlier cells that the rank has to repeat before, if it is new.
-        """
-        made = self._imports.setdefault(rank, {})
+        """A cell with these imports begins on a rank, and binds `names` otherwise; gives the
+        imports of earlier cells that the rank has to repeat before, if it is new."""
         # Removed first: what is imported again stands last, as the order of imports may matter.
         for name in (*statements, *names):
-            made.pop(name, None)
-        made.update(statements)
+            self._imports.pop(name, None)
+        self._imports.update(statements)
         return self._missing.pop(rank, [])
 
     def lose(self, rank: int, why: str) -> None:
         """A rank has been replaced: `why` says it, as in "was killed by SIGKILL"."""
-        made = dict(self._imports.get(rank, {}))
-        self._missing[rank] = [line for lines in made.values() for line in lines]
-        for name in made:
-            self._had.setdefault(name, {}).setdefault(rank, "")
+        self._missing[rank] = [line for lines in list(self._imports.values()) for line in lines]
         for had in list(self._had.values()):
             # The first reason stays: a rank that dies again without the value loses nothing.
             if had.get(rank) == "":
                 had[rank] = why
-
-    def found(self, names: Iterable[str], ranks: Iterable[int]) -> None:
-        """These ranks have a value by these names."""
-        there = dict.fromkeys(ranks, "")
-        for name in names:
-            self._had.setdefault(name, {}).update(there)
 
     def note(self, name: str, infos: Mapping[int, object]) -> None:
         """What ranks have by a name now; None stands for nothing."""
@@ -71,33 +65,21 @@ class Losses:
         """The ranks whose values are lost, and how those ranks ended."""
         return {rank: why for rank, why in self._had.get(name, {}).items() if why}
 
-    def sentence(self, name: str, rank: int | None = None, what: str = "") -> str:
-        """Says that a value (of a rank, or of all) is lost, and what to do; "" if none is.
-
-        >>> losses = Losses()
-        >>> losses.found(["x"], [0, 1])
-        >>> losses.lose(1, "was restarted")
-        >>> losses.sentence("x", 1)
-        "x was lost with rank 1, which was restarted; pool.sync_from(0, 'x', ranks=[1]) copies it."
-        """
+    def sentence(self, name: str) -> str:
+        """Says with which ranks values were lost, and what to do; "" if none was."""
         lost = self.of(name)
-        ranks = sorted(lost) if rank is None else [rank] * (rank in lost)
-        if not ranks:
+        if not lost:
             return ""
-        ended = ", ".join(f"rank {r}, which {lost[r]}" for r in ranks)
+        ended = ", ".join(f"rank {rank}, which {why}" for rank, why in sorted(lost.items()))
         source = min(self._had[name].keys() - lost.keys(), default=None)
-        if any(name in made for made in list(self._imports.values())):
-            way_on = "import it there again."
-        elif source is None:
-            way_on = "no other rank has it: recreate it."
-        else:
-            way_on = f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
-        return f"{what or name} was lost with {ended}; {way_on}"
+        way_on = f"pool.sync_from({source}, {name!r}) copies it"
+        if source is None:
+            way_on = "no other rank has it"
+        return f"{name} was lost with {ended}; {way_on}"
 
     def hint(self, rank: int, evalue: str) -> tuple[str, str]:
         """What to add to a rank's error that says of a lost name that it means nothing, and the
         name; "" of any other error."""
         found = _MISSING.search(evalue)
         name = (found[1] or found[2]) if found else ""
-        lost = self.sentence(name, rank)
-        return (f" ({lost.rstrip('.')})", name) if lost else ("", "")
+        return (f" ({self.sentence(name)})", name) if rank in self.of(name) else ("", "")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from typing import NamedTuple
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import RANK_NAMES
 
-if TYPE_CHECKING:
-    from gpupool.pool.variables.parcels import Shipment
-
 _SHELL_NAMES = frozenset({"_", "_i", "_ii", "_iii", "_oh", "_ih", "_dh", "In", "Out"})
-# IPython's too, but people give these names to their own things: `from smart_open import open`
-_SHELL_FUNCTIONS = frozenset({"exit", "quit", "open", "get_ipython", "display"})
 
 
 def is_hidden(name: str) -> bool:
@@ -27,15 +22,11 @@ def is_hidden(name: str) -> bool:
 
 
 def is_of_shell(name: str, value: object) -> bool:
-    """Whether this is what IPython has put under the name."""
-    # By where the value comes from, not by name alone: users bind these names to their own things.
-    if name not in _SHELL_FUNCTIONS:
-        return False
-    of = value if hasattr(value, "__name__") else type(value)
-    return (getattr(of, "__module__", None) or "").partition(".")[0] in _OF_SHELL
-
-
-_OF_SHELL = {"IPython", "ipykernel", "io", "_io", "_sitebuiltins"}
+    """Whether this is what IPython has put under the name, as `open`."""
+    # By the value: users give these names to their own things, `from smart_open import open`.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return value is not None and shell is not None and shell.user_ns_hidden.get(name) is value
 
 
 def require_name(name: str) -> None:
@@ -47,10 +38,7 @@ def require_name(name: str) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise PoolError(f"{name!r} is no name of a variable.", "no name", name)
     if name in RANK_NAMES or is_hidden(name):
-        whose = "the rank's own" if name in RANK_NAMES else "IPython's or Python's own"
-        raise PoolError(
-            f"in a cell {name} is {whose}: choose another name for the value.", "reserved", name
-        )
+        raise PoolError(f"{name} is the rank's own: choose another name.", "reserved", name)
 
 
 class Made(NamedTuple):
@@ -71,27 +59,17 @@ class Versions:
     """
 
     def __init__(self) -> None:
-        self._versions: dict[str, int] = {}
-        self._shipped: dict[str, object] = {}  # what a name was last bound to, if for a cell
+        self._bound: dict[str, tuple[int, object]] = {}
 
     def of(self, name: str) -> int:
         """The version of what the ranks have under a name now."""
-        return self._versions.get(name, 0)
+        return self._bound.get(name, (0, None))[0]
 
-    def assigned(self, name: str) -> int:
-        """A cell binds the name; gives the version of that."""
-        self._shipped.pop(name, None)
-        self._versions[name] = self.of(name) + 1
-        return self._versions[name]
+    def bind(self, name: str, meaning: object = None) -> int:
+        """The name is bound, by a cell or for one to this `meaning`; gives the version of that.
 
-    def shipped(self, shipment: Shipment) -> None:
-        """These names are bound for a cell; one that means the same already keeps its version."""
-        meanings: Iterable[tuple[str, object]] = (
-            *shipment.numbers.items(),
-            *shipment.aliases.items(),
-        )
-        for name, meaning in meanings:
-            # The same parcel again binds nothing new, so handles of the name stay good.
-            if self._shipped.get(name) != meaning:
-                self.assigned(name)
-                self._shipped[name] = meaning
+        The same meaning again binds nothing new, so handles of the name stay good.
+        """
+        is_new = meaning is None or self._bound.get(name, (0, None))[1] != meaning
+        self._bound[name] = self.of(name) + is_new, meaning
+        return self.of(name)

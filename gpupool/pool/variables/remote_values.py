@@ -7,27 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.core.wire.calls import Attributes, Call, Fetch, Look
+from gpupool.core.wire.calls import Attributes, Call, Fetch, FetchState, Look
 from gpupool.core.wire.masking import redact
-from gpupool.core.wire.pickles import MemoryFile, Source
+from gpupool.core.wire.pickles import MemoryFile, Packed, Source
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.engines import of_rank
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.losses import Losses
 
 
 class RemoteValues:
     """Asks ranks for the values of a name, or of an attribute: the `path` from the name to it.
 
-    `losses` says why a value is not there. Nothing is asked while a cell runs.
+    Nothing is asked while a cell runs, which it would have to wait for.
     """
 
-    def __init__(self, all_ranks: Ranks, losses: Losses) -> None:
+    def __init__(self, all_ranks: Ranks) -> None:
         self._all_ranks = all_ranks
-        self._losses = losses
 
     def look(
         self,
@@ -37,7 +35,7 @@ class RemoteValues:
         ranks: Sequence[int] | None = None,
     ) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        found = self._ask(Look(name, path, text_chars), name, ranks)
+        found = self._ask(Look(name, path, text_chars), name, ranks=ranks)
         hidden = self._all_ranks.secrets
         return {
             rank: replace(info, text=redact(info.text, hidden) if info.text else None)
@@ -58,50 +56,40 @@ class RemoteValues:
         Raises:
             PoolError: it has none, or it cannot travel.
         """
-        shown = ".".join((name, *path))
         file = MemoryFile()  # the rank writes to it, so that large values are copied once
-        call = Fetch(name, path, file.path)
-        packed = self._ask(call, name, [rank], f"{shown} of rank {rank}")[rank]
+        packed = self._ask(Fetch(name, path, file.path), name, ranks=[rank])[rank]
         try:
             return Source(packed).load()
         except Exception as error:  # DDP wants a process group, for one
             raise PoolError(
-                f"{shown} of rank {rank} cannot be made in the notebook: "
-                f"{type(error).__name__}: {error} An attribute of it may be, as in "
-                f"`{shown}.attribute[{rank}]`.",
+                f"{'.'.join((name, *path))} of rank {rank} cannot be made in the notebook, an "
+                f"attribute of it perhaps. {type(error).__name__}: {error}",
                 "no value",
-                shown,
+                name,
                 ranks=[rank],
             ) from error
-        finally:
-            file.close()
+
+    def fetch_state(self, names: Sequence[str], rank: int, path: str) -> Packed:
+        """What the names mean on one rank, for others; written to the file at `path`.
+
+        Raises:
+            PoolError: it lacks one, or one cannot be copied.
+        """
+        return self._ask(FetchState(names, path), *names, ranks=[rank])[rank]
 
     def _ask(
-        self,
-        call: Call[Value],
-        name: str,
-        ranks: Sequence[int] | None = None,
-        wanted: str = "",
+        self, call: Call[Value], *names: str, ranks: Sequence[int] | None = None
     ) -> dict[int, Value]:
-        """Make a quick call; not while a cell runs, which it would have to wait for.
-
-        What is `wanted` of the name, in words, may be lost.
-        """
         if self._all_ranks.state == "busy":
             raise PoolError(
                 "the ranks are busy: ask again when the running cell has ended.", "busy"
             )
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
-        calls = dict.fromkeys(chosen, call)
         try:
-            return Execution(self._all_ranks, calls, unheard_output).result()
+            return Execution(self._all_ranks, dict.fromkeys(chosen, call), unheard_output).result()
         except SpmdError as error:
             first = error.first
-            lost = self._losses.sentence(name, first.rank, wanted)
             # What the rank raises for a name, or an attribute, that it does not have.
-            is_gone = first.ename == "LookupError"
-            kind = (
-                "lost" if is_gone and lost else "unknown" if is_gone else first.kind or "no value"
-            )
-            text = lost if kind == "lost" else of_rank(first.rank, first.evalue)
-            raise PoolError(text, kind, name, ranks=[first.rank]) from None
+            kind = first.kind or ("unknown" if first.ename == "LookupError" else "no value")
+            text = of_rank(first.rank, first.evalue)
+            raise PoolError(text, kind, *(first.names or names), ranks=[first.rank]) from None

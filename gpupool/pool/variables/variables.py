@@ -58,8 +58,7 @@ class Variables:
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
         self.losses = Losses()
-        self.remote = RemoteValues(all_ranks, self.losses)
-        self.num_changes = 0  # of what ranks have, by other ways than a cell
+        self.remote = RemoteValues(all_ranks)
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
     @property
@@ -101,7 +100,8 @@ class Variables:
             goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
             self._delivery.send(shipment, ranks, first=False if goes_along else None)
             self._note(shipment, names)
-            self.losses.found(shipment.numbers, ranks)
+            for name in shipment.numbers:
+                self.losses.note(name, dict.fromkeys(ranks, True))
         return shipment
 
     def bindings(
@@ -138,7 +138,6 @@ class Variables:
         """
         self._new_ranks.append(rank)
         self.losses.lose(rank, how)
-        self.num_changes += 1
 
     def _note_new_ranks(self) -> None:
         """Forget what ranks had that are new; with the lock held."""
@@ -185,7 +184,7 @@ class Variables:
             if name in expected and (is_bound or name not in deleted):
                 self._fulfil(expected[name], names, is_bound)
             elif is_bound:
-                names[name] = self._new_composite(name, infos, names.get(name))
+                names[name] = self._new_composite(name, names.get(name))
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
                 self.losses.end(name)
@@ -196,7 +195,7 @@ class Variables:
         """Bind the names that a cell is going to bind, which runs in the background."""
         expected = {}
         for name in filterfalse(is_hidden, assigned):
-            names[name] = expected[name] = self._new_composite(name, None, names.get(name))
+            names[name] = expected[name] = self._new_composite(name, names.get(name))
         return expected
 
     def synced(
@@ -208,14 +207,13 @@ class Variables:
         """Some ranks have copies of another one's state. Handles still mean what the ranks have;
         what the notebook called its own becomes one, where a rank has a new object by its name."""
         with self._lock:
-            self.num_changes += 1
             for name in chosen:
                 infos = {rank: report.info.get(name) for rank, report in reports.items()}
                 bound = names.get(name)
                 is_handle = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
                 changed = any(name in report.changed for report in reports.values())
                 if name in names and changed and not is_handle:
-                    names[name] = self._new_composite(name, infos, bound)
+                    names[name] = self._new_composite(name, bound)
                 self.losses.note(name, infos)
 
     # ---- one by one ----------------------------------------------------------------------
@@ -228,16 +226,11 @@ class Variables:
         """
         composite = Composite(self, name, self._versions.of(name))
         # By `exec` or `%run`, ranks may have names that no cell was seen to bind: ask them.
-        if not composite.info:
+        if not (infos := composite.info):
             hint = self.losses.sentence(name)
-            raise PoolError(
-                f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}",
-                "lost" if hint else "unknown",
-                name,
-            )
-        self.losses.note(
-            name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
-        )
+            kind = "lost" if hint else "unknown"
+            raise PoolError(f"no rank has a variable {name!r}. {hint}".rstrip(), kind, name)
+        self.losses.note(name, infos)
         return composite
 
     def set(self, name: str, value: object) -> None:
@@ -453,27 +446,22 @@ class Variables:
     def _note(self, shipment: Shipment, names: dict[str, Any]) -> None:
         """Names are going to be bound on the ranks. A handle of what one of them has meant is of
         no use then, unless the same cell gives that another name: `a, b = b, a`."""
-        self._versions.shipped(shipment)
+        for name, meaning in (*shipment.numbers.items(), *shipment.aliases.items()):
+            self._versions.bind(name, meaning)
         for name in shipment.aliases.keys() - shipment.left_out.keys():
             other, _, version = key_of(names[name])
             if version != self._versions.of(other):
                 now = self._versions.of(name)
                 names[name] = Composite(self, name, now, previous=names[name].previous)
 
-    def _new_composite(
-        self, name: str, infos: Mapping[int, ValueInfo | None] | None, replaced: object
-    ) -> Composite:
-        version = self._versions.assigned(name)
+    def _new_composite(self, name: str, replaced: object) -> Composite:
+        version = self._versions.bind(name)
         self.losses.end(name)
         previous = replaced
         # One back only: a chain of handles would keep every value the name has ever had.
         if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
-        info = None
-        # Only if all ranks took part: a handle's info is that of all ranks.
-        if infos is not None and len(infos) == self.world_size:  # else it is asked for when needed
-            info = {rank: one for rank, one in infos.items() if one is not None}
-        return Composite(self, name, version, info, previous=previous)
+        return Composite(self, name, version, previous=previous)
 
     def _fulfil(
         self,

@@ -89,7 +89,7 @@ def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
     assert len(line) < 200
     worst = kernel.run("result.worst(3)")
     assert only(worst).count("<img") == 3
-    assert worst.text.count("\n") == 4
+    assert worst.text.count("\n") == 3
     compared = only(kernel.run("gpupool.compare(result, run)"))
     assert "2 trainings" in compared
     assert "<img" in compared

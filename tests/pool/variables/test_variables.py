@@ -156,13 +156,9 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
     assert first.text(0) == ""
     assert "rank 1 is new, and `import fleeting` of an earlier cell cannot be rep" in first.text(1)
     assert cell("j").text(1) == ""  # once
-    for name, way_on in {
-        "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
-        "string": "pool.sync_from(0, 'string'",
-    }.items():
-        with raises(SpmdError, "lost", name, ranks=(1,), shown=way_on, ename="NameError") as caught:
-            cell(name)
-        assert " rank 1, " in caught.value.first.evalue
+    way_on = "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string') copies"
+    with raises(SpmdError, "lost", "string", ranks=(1,), shown=way_on, ename="NameError"):
+        cell("string")
     with raises(SpmdError, "", ranks=(0, 1), shown="'nowhere'", ename="NameError") as caught:
         cell("nowhere")
     assert same_on(caught.value, 0, 1)
@@ -243,12 +239,9 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
     assert torch.equal(x[-1], torch.ones(2, 4))
     with pytest.raises(IndexError, match=r"0 to 1\..*`%spmd x\[2\]`"):
         _ = x[2]
-    with pytest.raises(TypeError, match=r"`%spmd x\(\.\.\.\)`"):
-        x()
-    with pytest.raises(TypeError, match=r"`bool\(x\[0\]\)`"):
-        bool(x)
-    with pytest.raises(TypeError, match=r"`x\.lr = \.\.\.`"):
-        x.lr = 0.1
+    for use in (x.__call__, x.__bool__, lambda: x + 1, lambda: setattr(x, "lr", 0.1)):
+        with pytest.raises(TypeError, match=r"x is on the ranks: .*x\[0\].*x\.gather\(\)"):
+            use()
 
 
 def test_while_the_ranks_are_busy_a_composite_does_not_wait(
@@ -259,7 +252,6 @@ def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     go = tmp_path / "go"
     running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
     assert pool2.status().state == "busy"
-    assert str(x.info[1]) == "list of 1"  # known already
     assert "append" not in dir(x)
     with raises(PoolError, "busy") as caught:
         _ = x[0]

@@ -1,1 +1,0 @@
-"""Copies named state from one rank to others. Runs on engines."""
