@@ -7,15 +7,11 @@ Invisible are names that only exist as text when the cell runs: `globals()["x"]`
 from __future__ import annotations
 
 import ast
-import dis
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType
 
-from gpupool.core.wire.global_names import LOADS, globals_in, names_in_code
-from gpupool.pool.variables.names import Made
+from gpupool.core.wire.global_names import globals_in
 from gpupool.spmd.magics import FUNCTION, Transform, compiled_cell, put_in_code
 
 
@@ -36,8 +32,6 @@ class CellNames:
     statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     """The imports, outside of functions, by the name that they bind; none if what it means is
     decided by which of several runs."""
-    made: tuple[Made, ...] = field(default=(), compare=False)
-    """Its statements, one after the other."""
 
     @property
     def binds(self) -> frozenset[str]:
@@ -64,7 +58,7 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
         except Exception:
             return CellNames()
     found, body = globals_in(code, is_cell=True), tree.body
-    made, assigns = _made(body, code), found.assigns
+    assigns = found.assigns
     caught = [node for node in _outside(body) if isinstance(node, ast.ExceptHandler) and node.name]
     if caught:
         # Bound while the handler runs, and unbound at its end: not what the cell assigns.
@@ -78,7 +72,6 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
         frozenset(found.deletes),
         frozenset(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)),
         _statements(body, assigns | found.deletes),
-        made,
     )
 
 
@@ -89,25 +82,6 @@ def _outside(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for part in ("body", "orelse", "handlers", "cases", "finalbody"):
                 yield from _outside(getattr(node, part, ()))
-
-
-def _made(body: list[ast.stmt], code: CodeType) -> tuple[Made, ...]:
-    """What is made by the statements of a cell, by the lines on which they begin."""
-    starts = [min([s.lineno, *(d.lineno for d in getattr(s, "decorator_list", ()))]) for s in body]
-    made = [Made(set(), set(), set()) for _ in body]
-    for step in dis.get_instructions(code):
-        line = step.positions.lineno if step.positions else None
-        if body and line:
-            one = made[bisect_right(starts, line) - 1]
-            if step.opname in LOADS:
-                one.reads.add(step.argval)
-            elif step.opname in ("STORE_NAME", "STORE_GLOBAL"):
-                one.names.add(step.argval)
-            elif isinstance(step.argval, CodeType):
-                reads, binds = names_in_code(step.argval)
-                one.inside.update(reads)
-                one.names.update(binds)
-    return tuple(made)
 
 
 def _statements(body: list[ast.stmt], other: set[str]) -> dict[str, tuple[str, ...]]:

@@ -140,11 +140,6 @@ class SpmdRun:
         self._execution.interrupt()
 
     @property
-    def covered(self) -> frozenset[str]:
-        """Names of the notebook's that mean something of the rank's in the cell."""
-        return frozenset(self._shipment.covered)
-
-    @property
     def waits_for(self) -> list[str]:
         """What runs on its ranks and has to end before this begins."""
         return self._execution.waits_for
@@ -243,7 +238,6 @@ class SpmdRun:
             ranks,
             optional=self._names.binds,
             attributes=self._names.attributes,
-            made=self._names.made,
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import RANK_NAMES
@@ -51,17 +51,6 @@ def require_name(name: str) -> None:
         raise PoolError(
             f"in a cell {name} is {whose}: choose another name for the value.", "reserved", name
         )
-
-
-class Made(NamedTuple):
-    """What a statement of a cell binds: `names` that mean something made of what it `reads`.
-
-    The functions and classes in it read the names `inside` when they are called.
-    """
-
-    names: set[str]
-    reads: set[str]
-    inside: set[str]
 
 
 class Versions:
