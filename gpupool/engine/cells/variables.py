@@ -259,9 +259,9 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     """The rank's value as it travels; a large one is written to the file."""
     packer = Packer()
     packer.dump(_rank_value(name, path))
-    if packer.num_bytes <= INLINE_BYTES:
-        return travelling.to_wire(packer.stream(), packer.buffers, None)
-    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
+    file = None
+    if packer.num_bytes > INLINE_BYTES:
+        file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
     return travelling.to_wire(packer.stream(), packer.buffers, file)
 
 
@@ -280,10 +280,11 @@ def _part(number: int, index: int) -> Any:
 
 def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
     value = _find(name, path)
-    if value is _GONE:
-        missing = "" if _find(name, ()) is _GONE else f", or it has no {'.'.join(path)}"
-        raise LookupError(f"rank {this_rank().rank} has no variable {name!r}{missing}")
-    return value
+    if value is not _GONE:
+        return value
+    if _find(name, ()) is _GONE:
+        raise LookupError(f"rank {this_rank().rank} has no variable {name!r}")
+    raise LookupError(f"{name} of rank {this_rank().rank} has no {'.'.join(path)}")
 
 
 def _find(name: str, path: Sequence[str]) -> Any:

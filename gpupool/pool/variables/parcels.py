@@ -37,9 +37,6 @@ from gpupool.pool.variables.composite import Composite, Constant, key_of
 
 MAX_VALUE_BYTES = 256 << 20
 
-# an object of the notebook -> (number of the parcel, of the part in it) that the ranks have it by;
-# raises if it is a `Constant` of another pool
-FindPart = Callable[[object], tuple[int, int] | None]
 # a Composite -> (name, path, version) on the ranks; raises if its values are gone
 KeyOf = Callable[[Composite], tuple[str, tuple[str, ...], int]]
 
@@ -65,17 +62,14 @@ class NotebookPacker(Packer):
     and cannot fail. `keys` are what all its parts are known by.
     """
 
-    def __init__(
-        self, value: object, find_part: FindPart, key_of: KeyOf, max_bytes: int | None
-    ) -> None:
+    def __init__(self, value: object, parcels: Parcels, before: int, max_bytes: int | None) -> None:
         super().__init__(max_bytes)
+        self._parcels, self._before = parcels, before
         self.parts: list[object] = []
         self.names_read: set[str] = set()
         self.names_bound: set[str] = set()
         self.needs: set[int] = set()
         self.plain = True
-        self._find_part = find_part
-        self._key_of = key_of
         # pickle walks in order: all parts are found when it comes to their list
         self.dump((value, self.parts))
         self.keys = keys_of(self)
@@ -84,14 +78,14 @@ class NotebookPacker(Packer):
         """How a part is pickled."""
         if isinstance(obj, Composite):
             self.plain = False
-            return rank_value, self._key_of(obj)
+            return rank_value, self._parcels.key_of(obj)
         if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
             reads, binds = names_in_code(obj.__code__)
             self.names_read |= reads
             self.names_bound |= binds
             return super().reducer_override(obj)
         if isinstance(obj, Constant) or _is_part(obj):
-            known = self._find_part(obj)
+            known = self._parcels.part_of(obj, self._before)
             if known is not None:
                 self.needs.add(known[0])
                 return part, known
@@ -169,7 +163,7 @@ class Parcels:
 
     def __init__(self, buffers: Buffers, key_of: KeyOf = key_of) -> None:
         self._buffers = buffers
-        self._key_of = key_of
+        self.key_of = key_of
         self.by_number: dict[int, Parcel] = {}
         # By id, which is used again: what is found is compared with what it is to be.
         self._by_value: dict[int, int] = {}
@@ -251,6 +245,21 @@ class Parcels:
         """A parcel that is used once; it may refer to all that the ranks have."""
         return self._made(value, "the arguments", None)[0]
 
+    def part_of(self, obj: object, before: int) -> tuple[int, int] | None:
+        """The parcel, and the part of it, that the ranks have an object by.
+
+        One older than `before`: so none can refer to another in a circle.
+
+        Raises:
+            PoolError: it is a constant of another pool.
+        """
+        if isinstance(obj, Constant):
+            return self._number_of(obj), WHOLE
+        reference, number, index = self._parts.get(id(obj), (None, 0, 0))
+        if reference is None or reference() is not obj or number >= before:
+            return None
+        return (number, index) if self._is_current(number) else None
+
     def parcel_of(self, value: object) -> int | None:
         """The number of a constant's parcel, or of what `open` gave for one; None of any other.
 
@@ -317,11 +326,8 @@ class Parcels:
         return parcel, packer.parts
 
     def _pack(self, value: object, before: int, max_bytes: int | None) -> NotebookPacker:
-        find_part = self._find_part(before)
         # by what it is or, where it must, by the name an import gives it
-        return with_imports_by_name(
-            lambda: NotebookPacker(value, find_part, self._key_of, max_bytes)
-        )
+        return with_imports_by_name(lambda: NotebookPacker(value, self, before, max_bytes))
 
     def _is_current(self, number: int) -> bool:
         """Whether the ranks have it as it is now; drops it if not."""
@@ -333,19 +339,6 @@ class Parcels:
             if again is not None and again.keys != parcel.keys:
                 self.drop(number)
         return number in self.by_number
-
-    def _find_part(self, before: int) -> FindPart:
-        """Looks in parcels older than `before` alone: so none can refer to another in a circle."""
-
-        def find(obj: object) -> tuple[int, int] | None:
-            if isinstance(obj, Constant):
-                return self._number_of(obj), WHOLE
-            reference, number, index = self._parts.get(id(obj), (None, 0, 0))
-            if reference is None or reference() is not obj or number >= before:
-                return None
-            return (number, index) if self._is_current(number) else None
-
-        return find
 
     def _number_of(self, constant: Constant) -> int:
         if constant.number not in self.by_number:

@@ -35,7 +35,6 @@ from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, requi
 from gpupool.pool.variables.parcels import Parcel, Parcels, Shipment
 from gpupool.pool.variables.remote_values import RemoteValues
 
-_NO_HANDLES: Mapping[str, Composite] = {}
 _NO_STATEMENTS: Statements = {}
 _NOTHING = "", ()  # no rank has anything by this name
 _DATA = {"int", "float", "complex", "bool", "NoneType"}  # what else has a shape or a length
@@ -105,15 +104,16 @@ class Variables:
             statements: its imports.
         """
         bound = sorted(filterfalse(is_hidden, {*names, *shipment.bound}))
-        return {
-            rank: Bindings(
-                self._values(shipment.along.get(rank, ()), shipment),
-                modules=sorted(shipment.modules),
-                imports=self.losses.begin(rank, statements, bound),
-                names=bound,
-            )
-            for rank in ranks
-        }
+        with self._lock:
+            return {
+                rank: Bindings(
+                    self._values(shipment.along.get(rank, ()), shipment),
+                    modules=sorted(shipment.modules),
+                    imports=self.losses.begin(rank, statements, bound),
+                    names=bound,
+                )
+                for rank in ranks
+            }
 
     def forget_rank(self, rank: int, how: str) -> None:
         """This rank is new: it has nothing. `how` the old one ended: "was restarted".
@@ -137,8 +137,8 @@ class Variables:
         deleted: Iterable[str],
         reports: Mapping[int, NamesReport],
         succeeded: bool,
-        expected: Mapping[str, Composite] = _NO_HANDLES,
-        later: frozenset[str] = frozenset(),
+        expected: Mapping[str, Composite],
+        later: frozenset[str],
     ) -> None:
         """Bind the notebook's names to what a cell has left on the ranks.
 
@@ -155,7 +155,8 @@ class Variables:
             found = [info for info in infos.values() if info is not None]
             # `x = x` changes nothing, and yet the cell has decided what x is from now on.
             is_bound = bool(found) and (changed or (succeeded and name in assigned))
-            handle, bound = expected.get(name), names.get(name)
+            handle: Composite | None = expected.get(name)
+            bound: object = names.get(name)
             if is_bound and not all(map(_is_data, found)):
                 self._rank_reads[name] = later.union(self._rank_reads.get(name, ()))
             if is_bound and handle is None:
