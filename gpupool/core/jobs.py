@@ -17,7 +17,6 @@ from typing import Any
 from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import WHOLE, DataPacker, part
-from gpupool.core.wire.reductions import NONE_NAMED, Named
 
 _DATA = ("dataset", "validation")  # of a job
 
@@ -64,15 +63,10 @@ class JobPacker(DataPacker):
     Args:
         parcel_of: the number of the parcel that ranks have an object by, None of any other; in the
             end `constants` are those that the job refers to.
-        named: see `DataPacker`.
     """
 
-    def __init__(
-        self,
-        parcel_of: Callable[[object], int | None] = lambda obj: None,
-        named: Named = NONE_NAMED,
-    ) -> None:
-        super().__init__(named=named)
+    def __init__(self, parcel_of: Callable[[object], int | None] = lambda obj: None) -> None:
+        super().__init__()
         self.num_data = 0
         self.constants: set[int] = set()
         self._parcel_of = parcel_of

@@ -7,15 +7,11 @@ Invisible are names that only exist as text when the cell runs: `globals()["x"]`
 from __future__ import annotations
 
 import ast
-import dis
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType
 
-from gpupool.core.wire.global_names import LOADS, globals_in, names_in_code
-from gpupool.pool.variables.names import Made
+from gpupool.core.wire.global_names import globals_in
 from gpupool.spmd.magics import Transform, compiled_cell
 
 
@@ -35,8 +31,6 @@ class CellNames:
     """What stands behind a dot, which may be a submodule."""
     statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The imports that a new rank repeats, by the name that they bind."""
-    made: tuple[Made, ...] = ()
-    """Its statements, one after the other."""
 
     @property
     def binds(self) -> frozenset[str]:
@@ -75,7 +69,6 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
         frozenset(found.deletes),
         frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
         statements,
-        _made(tree.body, code),
     )
 
 
@@ -92,22 +85,3 @@ def _imports(body: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
             kinds = ast.Import | ast.ImportFrom | ast.Pass | ast.Try
             if all(isinstance(one, kinds) for one in inside):
                 yield from ((name, ast.unparse(node)) for name in dict(_imports(inside)))
-
-
-def _made(body: list[ast.stmt], code: CodeType) -> tuple[Made, ...]:
-    """What is made by the statements of a cell, by the lines on which they begin."""
-    starts = [min([s.lineno, *(d.lineno for d in getattr(s, "decorator_list", ()))]) for s in body]
-    made = [Made(set(), set(), set()) for _ in body]
-    for step in dis.get_instructions(code):
-        line = step.positions.lineno if step.positions else None
-        if body and line:
-            one = made[bisect_right(starts, line) - 1]
-            if step.opname in LOADS:
-                one.reads.add(step.argval)
-            elif step.opname in ("STORE_NAME", "STORE_GLOBAL"):
-                one.names.add(step.argval)
-            elif isinstance(step.argval, CodeType):
-                reads, binds = names_in_code(step.argval)
-                one.inside.update(reads)
-                one.names.update(binds)
-    return tuple(made)

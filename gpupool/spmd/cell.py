@@ -105,7 +105,6 @@ class SpmdRun:
         self._stoppable, self._told = set[int](), set[int]()
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_output)
         self._names, shipment, bindings = self._ship(source)
-        self.covered = frozenset(shipment.covered)  # the notebook's names, the rank's in the cell
         self._left_out, self._later = shipment.left_out, shipment.later
         self._execution = pool.begin(
             source,
@@ -218,7 +217,6 @@ class SpmdRun:
             self._ranks,
             optional=names.binds,
             attributes=names.attributes,
-            made=names.made,
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )

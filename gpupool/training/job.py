@@ -18,7 +18,7 @@ from gpupool.core.options.sampling import with_data
 from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import why_not
-from gpupool.core.wire.reductions import Named, with_imports_by_name
+from gpupool.core.wire.reductions import with_imports_by_name
 from gpupool.core.wire.state_dicts import check_extra_state
 from gpupool.core.wire.values import Job
 from gpupool.pool.environment.environment import notebook_place
@@ -104,8 +104,8 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     variables = pool.variables
 
     def pack(part: object) -> JobPacker:
-        def make(named: Named) -> JobPacker:
-            packer = JobPacker(variables.parcel_of, named)
+        def make() -> JobPacker:
+            packer = JobPacker(variables.parcels.parcel_of)
             packer.dump_job(job) if part is job else packer.dump(part)
             return packer
 

@@ -131,20 +131,6 @@ def test_imports_that_mean_one_thing_are_repeated(cell: str) -> None:
     assert names_in_cell(cell, transform).statements == STATEMENTS[cell]
 
 
-def test_of_each_statement_it_is_noted_what_it_makes_of_what(
-    transform: Callable[[str], str],
-) -> None:
-    cell = "@same\ndef f(): return n\nclass A:\n    def v(self): global g; g = k\n%time a = A(z.e)"
-    names = names_in_cell(cell, transform)
-    found = [(one.names, one.reads, one.inside - {"__name__"}) for one in names.made if one.names]
-    assert found == [
-        ({"f"}, {"same"}, {"n"}),
-        ({"A", "g"}, set(), {"k"}),
-        ({"a"}, {"A", "z", "get_ipython"}, set()),  # with the call of the magic
-    ]
-    assert {"e"} <= names.attributes
-
-
 PIECES = ["x", "=", " ", "\n", "\n    ", "%", "%%", "!", "?", "'", "(", "{", "}", "$", "\\", "\0"]
 PIECES += ["time", "timeit", "capture", "bash", "sx", "-n", "-v", "-f", "--out", "def f():"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 # The rank's own in every cell, whatever the notebook calls by these names.
 RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
 
-LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 # What may stand between an import and the name that it binds.
 _AFTER_IMPORT = {"SWAP", "POP_TOP", "EXTENDED_ARG", "NOP"}
 
@@ -34,7 +34,7 @@ def globals_in(code: CodeType, *, is_cell: bool = False) -> Globals:
     bound_at, is_imported = _bound_at(code, steps), False
     for step in steps:
         verb, _, scope = step.opname.partition("_")
-        if step.opname in LOADS:
+        if step.opname in _LOADS:
             # a class body looks in its own namespace first, but for a comprehension in it
             is_own = bound_at.get(step.argval, step.offset) < step.offset
             if not is_own or scope == "GLOBAL":

@@ -12,6 +12,7 @@ namespace of the cells.
 
 from __future__ import annotations
 
+import inspect
 import io
 import mmap
 import os
@@ -20,12 +21,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from gpupool.core.wire.global_names import names_in_code
-from gpupool.core.wire.reductions import NONE_NAMED, Named, Pickler, imported
+from gpupool.core.errors import GpuPoolError, PoolError
+from gpupool.core.wire.reductions import Pickler
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 WHOLE = -1  # the index of a parcel's value itself among its parts
@@ -64,38 +65,26 @@ def typed_storage(untyped: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
-def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coalesced: bool) -> Any:
-    """A sparse tensor. torch's own way keeps each in a list until the next `torch.load`."""
-    import torch
-
-    with torch.sparse.check_sparse_tensor_invariants(True):  # undecided, torch 2.11 warns
-        made = torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced or None)
-    return made.requires_grad_(requires_grad)
-
-
 class DataPacker(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
 
-    `filenames` are where the functions in it, and those of its classes, were compiled. What is
-    `named` and cannot be pickled travels by its name.
+    `filenames` are where the functions in it, and those of its classes, were compiled. What takes
+    more than `max_bytes` is a `TooLargeError`, before it is copied.
     """
 
-    def __init__(self, max_bytes: int | None = None, named: Named = NONE_NAMED) -> None:
-        self._file = _BoundedFile(max_bytes)
-        self._max_bytes, self._named = max_bytes, named
-        self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._file = file = _BoundedFile(max_bytes)
         self.buffers = buffers = list[memoryview]()
-        self._num_bytes = num_bytes = [0]
         self.filenames: set[str] = set()
 
         # Not a method: a packer in a circle would keep the value it has packed until a collection.
         def leave_out(buffer: pickle.PickleBuffer) -> None:
             raw = buffer.raw()
-            num_bytes[0] += raw.nbytes
-            _check(num_bytes[0], max_bytes)
+            file.check(raw.nbytes)
+            file.num_beside += raw.nbytes
             buffers.append(raw)
 
-        super().__init__(self._file, protocol=5, buffer_callback=leave_out)
+        super().__init__(file, protocol=5, buffer_callback=leave_out)
 
     def stream(self) -> bytes:
         """The pickle."""
@@ -104,21 +93,14 @@ class DataPacker(Pickler):
     @property
     def num_bytes(self) -> int:
         """Pickle and data together."""
-        return self._file.tell() + self._num_bytes[0]
+        return self._file.tell() + self._file.num_beside
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
-        if id(obj) in self._named and not _can_pickle(obj):
-            return imported, self._named[id(obj)]
         torch = sys.modules.get("torch")
         if torch is not None:
-            if isinstance(obj, torch.Tensor) and obj.layout is torch.sparse_coo:
-                parts = obj.detach()._indices(), obj.detach()._values()
-                return sparse_tensor, (parts, obj.size(), obj.requires_grad, obj.is_coalesced())
             if isinstance(obj, torch.storage.TypedStorage):
-                untyped = obj._untyped_storage
-                same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)
-                return typed_storage, (same, obj.dtype)
+                return typed_storage, (obj._untyped_storage, obj.dtype)
             if isinstance(obj, torch.UntypedStorage):
                 return self._reduce_storage(torch, obj)
         return super().reducer_override(obj)
@@ -130,18 +112,10 @@ class DataPacker(Pickler):
 
     def _reduce_storage(self, torch: Any, obj: Any) -> Any:
         on_gpu = obj.device.type != "cpu"
-        _check(obj.nbytes(), self._max_bytes)
+        self._file.check(obj.nbytes())
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
         data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
         return storage, (pickle.PickleBuffer(data), on_gpu)
-
-
-def _can_pickle(obj: object) -> bool:
-    try:
-        DataPacker().dump(obj)
-    except Exception:  # code of its class
-        return False
-    return True
 
 
 class Packer(DataPacker):
@@ -151,49 +125,49 @@ class Packer(DataPacker):
         """cloudpickle's, for a function of the notebook with the rank's names for its globals."""
         make, arguments, (state, slots), *rest = super()._dynamic_function_reduce(func)
         if func.__globals__ is namespace():
-            arguments = (arguments[0], NAMESPACE, *arguments[2:])
+            arguments = (arguments[0], _Namespace(), *arguments[2:])
             slots["__globals__"] = {}
         return make, arguments, (state, slots), *rest
 
 
 class _Namespace:
-    """Stands for `namespace()` in a pickle."""
+    """In a pickle, the `namespace()` of the process that reads it."""
+
+    __slots__ = ()
 
     def __reduce__(self) -> Any:
         return namespace, ()
 
 
-NAMESPACE = _Namespace()  # in a pickle, the namespace of the process that reads it
-
-
 class _BoundedFile(io.BytesIO):
+    """A pickle; so many bytes are beside it."""
+
     def __init__(self, max_bytes: int | None) -> None:
         super().__init__()
         self._max_bytes = max_bytes
+        self.num_beside = 0
 
     def write(self, data: Any) -> int:
-        _check(self.tell() + len(data), self._max_bytes)
+        self.check(len(data))
         return super().write(data)
 
-
-def _check(num_bytes: int, max_bytes: int | None) -> None:
-    if max_bytes is not None and num_bytes > max_bytes:
-        raise TooLargeError(num_bytes)
+    def check(self, num_more: int) -> None:
+        """Raise if so many more are too many."""
+        num_bytes = self.tell() + self.num_beside + num_more
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise TooLargeError(num_bytes)
 
 
 # ---- what crosses ----------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class MemoryFile:
-    """Anonymous memory with a path that processes of the same user can open, until `close`."""
+    """Anonymous memory with a `path` that processes of the same user can open, until `close`."""
 
-    descriptor: int = field(default_factory=lambda: os.memfd_create("gpupool", os.MFD_CLOEXEC))
-    path: str = ""
-    """Where others open it."""
-
-    def __post_init__(self) -> None:
-        self.path = self.path or f"/proc/{os.getpid()}/fd/{self.descriptor}"
+    def __init__(self, descriptor: int | None = None, path: str = "") -> None:
+        made = os.memfd_create("gpupool", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        self.descriptor = made
+        self.path = path or f"/proc/{os.getpid()}/fd/{made}"
 
     def close(self) -> None:
         """Release it; who has opened it keeps it. May be called again."""
@@ -282,8 +256,7 @@ class Source:
 
     def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:
         """The value, with memory of its own: it may be written to."""
-        read = _copied if self._is_reused else _mapped
-        found: dict[tuple[str, int], memoryview] = {}
+        mapped: dict[tuple[str, int], memoryview] = {}
         times = Counter[tuple[str, int]]()
         views = []
         for part in self._parts:
@@ -293,25 +266,15 @@ class Source:
                 # by itself, as one may be written to.
                 key = part.path, times[part.path, part.start]
                 times[part.path, part.start] += 1
-                if key not in found:
-                    found[key] = read(self._files[part.path].descriptor)
-                view = found[key][part.start : part.start + part.num_bytes]
+                if key not in mapped:
+                    # Its pages are shared with all who map it, until one writes to its own.
+                    file = self._files[part.path].descriptor
+                    mapped[key] = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_COPY))
+                view = mapped[key][part.start : part.start + part.num_bytes]
+                view = memoryview(bytearray(view)) if self._is_reused else view
             views.append(view.toreadonly() if part.readonly else view)
         *buffers, stream = views
         return unpickler(io.BytesIO(stream), buffers=buffers).load()
-
-
-def _mapped(descriptor: int) -> memoryview:
-    """A file's content. Its pages are shared with all who map it, until one writes to its own."""
-    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-
-
-def _copied(descriptor: int) -> memoryview:
-    content = memoryview(bytearray(os.fstat(descriptor).st_size))
-    position = 0
-    while position < len(content):
-        position += os.preadv(descriptor, [content[position:]], position)
-    return content
 
 
 def pack(value: object, max_bytes: int | None = None) -> bytes:
@@ -323,8 +286,6 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
     """
     packer = Packer(max_bytes)
     packer.dump(value)
-    if max_bytes is not None and packer.num_bytes > max_bytes:
-        raise TooLargeError(packer.num_bytes)
     return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
 
 
@@ -333,54 +294,34 @@ def unpack(data: bytes) -> Any:
     return Source(pickle.loads(data)).load()  # nosec B301 # made by `pack` in a process of the pool
 
 
-def why_not(
-    error: Exception,
-    value: object,
-    name: str,
-    pack: Callable[[object], object],
-    opaque: tuple[type, ...] = (),
-) -> str:
-    """In words, why `pack` has raised `error` for `value`, and for which part of it.
-
-    The part is looked for in all that `value` holds, but not in objects of types in `opaque`.
-    """
-    where = _culprit(value, name, pack, opaque, _MAX_DEPTH)
+def why_not(error: Exception, value: object, name: str, pack: Callable[[object], object]) -> str:
+    """In words, why `pack` has raised `error` for `value`, and for which part of it."""
+    if isinstance(error, GpuPoolError):
+        return str(error)
+    where = _culprit(value, name, pack, _MAX_DEPTH)
     said = f"{type(error).__name__}: {error}"
     return said if where == name else f"{said} ({where})"
 
 
-def _culprit(
-    value: object,
-    name: str,
-    pack: Callable[[object], object],
-    opaque: tuple[type, ...],
-    depth: int,
-) -> str:
+def _culprit(value: object, name: str, pack: Callable[[object], object], depth: int) -> str:
     """The innermost part for which `pack` raises, as one would write it."""
-    for path, inner in _parts_of(value) if depth and not isinstance(value, opaque) else ():
+    for path, inner in _parts_of(value) if depth else ():
         try:
             pack(inner)
         except Exception:
-            return _culprit(inner, name + path, pack, opaque, depth - 1)
+            return _culprit(inner, name + path, pack, depth - 1)
     return name
 
 
 def _parts_of(value: object) -> Iterator[tuple[str, object]]:
-    torch = sys.modules.get("torch")
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"[{index}]", item) for index, item in enumerate(value))
     elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        yield from ((f", which closes over {name}", cell.cell_contents) for name, cell in cells)
-        known = value.__globals__
-        names = sorted(names_in_code(value.__code__)[0] & known.keys())
-        yield from ((f", which reads {name}", known[name]) for name in names)
-    elif torch is not None and isinstance(value, torch.nn.Module):
-        yield from ((f".{name}", child) for name, child in value.named_children())
-        plain = vars(value).items()
-        yield from ((f".{key}", item) for key, item in plain if not key.startswith("_"))
+        uses = inspect.getclosurevars(value)
+        yield from ((f", which closes over {name}", item) for name, item in uses.nonlocals.items())
+        yield from ((f", which reads {name}", item) for name, item in uses.globals.items())
     else:
         names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
         yield from ((f".{name}", getattr(value, name)) for name in names if hasattr(value, name))
@@ -389,9 +330,16 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]]:
 # These two only stand in pickles: a rank puts its own in their place (`engine/cells/variables.py`).
 def part(number: int, index: int) -> Any:
     """An object that came to the rank in an earlier parcel."""
-    raise NotImplementedError("only a rank has it")
+    raise _of_ranks()
 
 
 def rank_value(name: str, path: tuple[str, ...], version: int) -> Any:
     """The rank's own value of a name, or an attribute of it."""
-    raise NotImplementedError("only a rank has it")
+    raise _of_ranks()
+
+
+def _of_ranks() -> PoolError:
+    return PoolError(
+        "it refers to values that only the ranks have: put it again, made of the notebook's own.",
+        "no value",
+    )

@@ -10,18 +10,19 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from contextvars import Context, ContextVar
 from functools import cached_property, lru_cache, partial
-from types import CodeType, FunctionType, MappingProxyType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import cloudpickle
-from cloudpickle.cloudpickle import (
-    _code_reduce,
-    _lookup_module_and_qualname,
-    _make_skeleton_class,
-)
+from cloudpickle.cloudpickle import _code_reduce, _make_skeleton_class
 
+Made = TypeVar("Made")
 Cached: Any = type(lru_cache(int))  # what `functools.cache` makes too
+
+# id of an object -> (module, name) that it is imported by, if things may travel so
+_imports: ContextVar[Mapping[int, tuple[str, str]] | None] = ContextVar("imports", default=None)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -29,44 +30,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
+        found = (_imports.get() or {}).get(id(obj))
+        if found and not _can_pickle(obj):
+            return imported, found
         if isinstance(obj, type):
-            return reduced_class(obj, super().reducer_override(obj))
-        return reduced(obj) or super().reducer_override(obj)
-
-
-Named = Mapping[int, tuple[str, str]]
-"""id of an object -> (module, attribute) that it is."""
-
-NONE_NAMED: Named = MappingProxyType({})
-Made = TypeVar("Made")
-
-
-def with_imports_by_name(make: Callable[[Named], Made]) -> Made:
-    """What `make` packs; if that fails, once more, with what imports give travelling by its name.
-
-    So a logger crosses which holds a lock, and is on the other side what an import gives there.
-
-    Raises:
-        Exception: what `make` raises, given all that modules have as public attributes.
-    """
-    try:
-        return make(NONE_NAMED)
-    # what classes raise that refuse to be pickled
-    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
-        named: dict[int, tuple[str, str]] = {}
-        # The longest first: of several modules that have it, the shortest name is meant.
-        for module in sorted(sys.modules, key=len, reverse=True):
-            space = getattr(sys.modules.get(module), "__dict__", {})
-            # multiprocessing has another name for `__main__`
-            if space.get("__name__") != "__main__" and space.get("__spec__") is not None:
-                here = list(space.items())
-                named |= {id(one): (module, name) for name, one in here if name[:1] != "_"}
-        return make(named)
-
-
-def imported(module: str, name: str) -> Any:
-    """What `from module import name` gives here."""
-    return getattr(importlib.import_module(module), name)
+            return _reduced_class(obj, super().reducer_override(obj))
+        return _reduced(obj) or super().reducer_override(obj)
 
 
 def dumps(value: object) -> bytes:
@@ -76,7 +45,42 @@ def dumps(value: object) -> bytes:
     return file.getvalue()
 
 
-def reduced(obj: Any) -> tuple[Any, ...] | None:
+def with_imports_by_name(pack: Callable[[], Made]) -> Made:
+    """What `pack` gives; if it fails, once more, with what imports give travelling by its name.
+
+    So a logger crosses which holds a lock, and is on the other side what an import gives there.
+    """
+    try:
+        return pack()
+    # what classes raise that refuse to be pickled
+    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
+        found: dict[int, tuple[str, str]] = {}
+        # The longest first: of several modules that have it, the shortest name is meant.
+        for module in sorted(sys.modules, key=len, reverse=True):
+            space = dict(getattr(sys.modules.get(module), "__dict__", {}))
+            if module not in ("__main__", "__mp_main__"):
+                found |= {id(one): (module, n) for n, one in space.items() if n[:1] != "_"}
+        token = _imports.set(found)
+        try:
+            return pack()
+        finally:
+            _imports.reset(token)
+
+
+def imported(module: str, name: str) -> Any:
+    """What `from module import name` gives here."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _can_pickle(obj: object) -> bool:
+    try:
+        Context().run(dumps, obj)  # where nothing travels by its name
+    except Exception:  # code of its class
+        return False
+    return True
+
+
+def _reduced(obj: Any) -> tuple[Any, ...] | None:
     """The reduction of such a thing, as `__reduce__` gives it; None for anything else."""
     if isinstance(obj, FunctionType):
         return _reduced_compiled(obj)
@@ -85,21 +89,22 @@ def reduced(obj: Any) -> tuple[Any, ...] | None:
         # Copied, as cloudpickle copies names: else the pickle depends on which strings are shared.
         _, parts = _code_reduce(obj)
         return code, ("".join(obj.co_filename), *parts)
-    if isinstance(obj, Cached):
-        if _lookup_module_and_qualname(obj, getattr(obj, "__qualname__", "")) is not None:
-            return None
+    if isinstance(obj, Cached) and obj.__module__ == "__main__":
         parameters = obj.cache_parameters()
         return cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), vars(obj)
     if isinstance(obj, memoryview):
-        whole = obj if obj.c_contiguous else memoryview(obj.tobytes())
-        view(whole, obj.format, obj.shape)  # some formats cannot be made again
-        return view, (pickle.PickleBuffer(whole), obj.format, obj.shape)
+        view(obj, obj.format, obj.shape)  # some cannot be made again
+        return view, (pickle.PickleBuffer(obj), obj.format, obj.shape)
     if isinstance(obj, cached_property):  # until Python 3.12 there is a lock in it
         kept = {key: value for key, value in vars(obj).items() if key != "lock"}
         return cached_property, (obj.func,), kept
     if isinstance(obj, weakref.WeakKeyDictionary):  # in what `functools.singledispatch` makes
         return type(obj), (dict(obj),)
-    return _reduced_parametrized(obj)
+    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
+    if parametrize and isinstance(obj, parametrize.Module) and parametrize.is_parametrized(obj):
+        # torch gives it a class of its own, which refuses to be pickled into files. It travels.
+        return object.__new__, (type(obj),), vars(obj)
+    return None
 
 
 def code(filename: str, *parts: Any) -> CodeType:
@@ -114,8 +119,7 @@ def cached(function: Any, maxsize: int | None, typed: bool) -> Any:
 
 def view(data: Any, format: Any, shape: Any) -> Any:
     """A memoryview of these bytes."""
-    plain = memoryview(data).cast("B")
-    return plain.cast(format) if len(shape) == 1 else plain.cast(format, shape)
+    return memoryview(data).cast("B").cast(format, shape)
 
 
 def compiled(function: Any, backend: Any, dynamic: bool | None, fullgraph: bool) -> Any:
@@ -138,18 +142,7 @@ def _reduced_compiled(function: FunctionType) -> tuple[Any, ...] | None:
     return compiled, (names["fn"], backend, context._dynamic, context.fullgraph)
 
 
-def _reduced_parametrized(obj: Any) -> tuple[Any, ...] | None:
-    """torch gives such a module a class of its own, which refuses to be pickled.
-
-    It means files, which another version may read. The class travels by value.
-    """
-    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
-    if parametrize is None or not isinstance(obj, parametrize.Module):
-        return None
-    return (object.__new__, (type(obj),), vars(obj)) if parametrize.is_parametrized(obj) else None
-
-
-def reduced_class(kind: type, reduction: Any) -> Any:
+def _reduced_class(kind: type, reduction: Any) -> Any:
     """cloudpickle's reduction of a class, with the class's whole name and `make_class`."""
     if not isinstance(reduction, tuple) or reduction[0] is not _make_skeleton_class:
         return reduction
@@ -164,7 +157,7 @@ def make_class(meta: Any, name: str, bases: tuple[Any, ...], *rest: Any) -> Any:
     Its metaclass and its bases' `__init_subclass__` have seen the class when it was made. What they
     noted then travels with the values in which they noted it.
     """
-    above = [kind for base in types.resolve_bases(bases) for kind in base.__mro__]
+    above = {kind for base in types.resolve_bases(bases) for kind in base.__mro__}
     hooks = {
         kind: vars(kind)["__init_subclass__"]
         for kind in above

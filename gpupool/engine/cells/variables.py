@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.shell.shell import this_shell
 
-_MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
 
 
@@ -48,31 +47,29 @@ class _Kept:
     def __init__(self, packed: Packed) -> None:
         self._source = Source(packed)
         self.value: Any = _GONE
+        self.has_name = False
         self._parts: list[Callable[[], Any]] = []
 
-    @property
-    def is_made(self) -> bool:
-        """Whether the value is there."""
-        return self.value is not _GONE
-
-    def load(self) -> None:
-        """Make the value again."""
-        self.value, parts = self._source.load(Unpickler)
-        self._parts = [_weakly(part) for part in parts]
+    def make(self) -> Any:
+        """The value: if need be, a new one."""
+        if self.value is _GONE:
+            self.value, parts = self._source.load(Unpickler)
+            self._parts = [_weakly(part) for part in parts]
+        return self.value
 
     def part(self, index: int) -> Any:
         """A part, the same one for all who ask while it is alive."""
-        if index != WHOLE and self._parts:
+        if index == WHOLE:
+            return self.make()
+        found = self._parts[index]() if self._parts else None
+        if found is None:
+            self.value = _GONE
+            self.make()
             found = self._parts[index]()
-            if found is not None:
-                return found
-        if index != WHOLE or not self.is_made:
-            self.load()
-        return self.value if index == WHOLE else self._parts[index]()
+        return found
 
 
 _kept: dict[int, _Kept] = {}
-_bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
 _former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
 _place: Place | None = None  # where this rank has followed the notebook to
 
@@ -100,112 +97,108 @@ def receive(values: Values) -> dict[int, str]:
 
     Meanwhile names mean what they will mean in the cell, so that methods that run find them.
     """
-    remember(values.sources)
-    follow(values.place)
-    for number in _kept.keys() - set(values.wanted):
-        del _kept[number]
-    arrived = {number: _Kept(packed) for number, packed in values.parcels}
-    _kept.update(arrived)
-    if not arrived:
-        return {}
+    arrived = _take(values)
     here = {name: number for name, number in values.numbers.items() if number in _kept}
-    with _remembering({*here, *values.aliases}) as put_back:
-        try:
-            failed = _let_mean(here, values.aliases, arrived)
-        finally:
-            put_back()
-    for number in failed:
-        del _kept[number]
-    return failed
+    return _let_mean(here, values.aliases, arrived, for_good=False)
 
 
 def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]:
     """Call `work` with the notebook's values in place; its reply says what names mean then."""
     names, values = bindings.names, bindings.values
-    if failed := receive(values):
-        raise ParcelsLostError(_unreadable(failed), "unreadable")
+    arrived = _take(values)
     for module in bindings.modules:
         with contextlib.suppress(Exception):  # the cell fails, if it really needs it
             importlib.import_module(module)
     _repeat(bindings.imports)
-    bind(values.numbers, values.aliases)
-    before = identities(names)
-    reply = work()
-    release_rebound()
-    return replace(reply, names=report(before, names))
-
-
-def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
-    """Let names mean the values of parcels, or what the rank has under another name."""
-    if lost(numbers.values()):
+    if lost(values.numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank().rank} has lost values that the notebook had sent. Run the cell "
             "again: they are sent again.",
             "lost",
         )
-    with _remembering([*numbers, *aliases]):
-        failed = _let_mean(numbers, aliases)
-    _bound.update(numbers)
-    if failed:
-        raise ParcelsLostError(_unreadable(failed), "unreadable")
+    if failed := _let_mean(values.numbers, values.aliases, arrived):
+        reasons = "; ".join(failed.values())
+        raise ParcelsLostError(f"what the notebook sent cannot be read: {reasons}", "unreadable")
+    before = _identities(names)
+    reply = work()
+    now, space = _identities(names), this_shell().user_ns
+    found = {name: describe(space[name]) if name in now else None for name in names}
+    changed = [name for name in names if before.get(name) != now.get(name)]
+    # Values that no name means any more are released.
+    meant = {id(value) for value in list(space.values())}
+    for kept in _kept.values():
+        if kept.has_name and id(kept.value) not in meant:
+            kept.value = _GONE
+    return replace(reply, names=NamesReport(found, changed))
 
 
-@contextlib.contextmanager
-def _remembering(names: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """While entered, references to the rank's values mean what these names mean now: the notebook
-    may swap two. Gives what lets the names mean that again."""
-    space = this_shell().user_ns
-    _former.update((name, space.get(name, _GONE)) for name in names)
-    try:
-        yield lambda: _set(_former)
-    finally:
-        _former.clear()
+def _take(values: Values) -> list[int]:
+    """Take parcels, and drop those that are not wanted any more; gives the numbers of the new."""
+    remember(values.sources)
+    follow(values.place)
+    for number in _kept.keys() - set(values.wanted):
+        del _kept[number]
+    _kept.update((number, _Kept(packed)) for number, packed in values.parcels)
+    return [number for number, _ in values.parcels]
 
 
 def _let_mean(
-    numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int] = ()
+    numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int], *, for_good: bool = True
 ) -> dict[int, str]:
     """Let names mean the values of parcels, or what the rank has under another name.
 
+    Meanwhile references to the rank's values mean what these names mean now: the notebook may swap
+    two.
+
     Args:
         others: parcels that are to be made too; they may have no name.
+        for_good: else the names mean again what they did.
 
     Returns:
-        Number -> reason for those that cannot be made.
+        Number -> reason for those that cannot be made, and are dropped.
     """
-    _set({name: _find(other, path) for name, (other, path) in aliases.items()})
-    # One that is not made yet is bound by its name no more, so what reads it fails, and is made
-    # after it: methods of the notebook's classes may read names.
-    _set({name: _kept[number].value for name, number in numbers.items()})
-    waiting = list({*others, *numbers.values()})
-    while True:
-        failed = {}
-        for number in sorted(waiting):
-            try:
-                if not _kept[number].is_made:
-                    _kept[number].load()
-            except Exception as error:
-                failed[number] = f"{type(error).__name__}: {error}"
-            else:
-                _set({n: _kept[number].value for n, other in numbers.items() if other == number})
-        if len(failed) in (0, len(waiting)):
-            return failed
-        waiting = list(failed)
+    space = this_shell().user_ns
+    _former.update((name, space.get(name, _GONE)) for name in (*numbers, *aliases))
+    try:
+        _set({name: _find(other, path) for name, (other, path) in aliases.items()})
+        # One that is not made yet is bound by its name no more, so what reads it fails, and is made
+        # after it: methods of the notebook's classes may read names.
+        _set({name: _kept[number].value for name, number in numbers.items()})
+        for number in numbers.values():
+            _kept[number].has_name = True
+        waiting = {*others, *numbers.values()}
+        failed = _make(waiting, numbers)
+        while failed and len(failed) < len(waiting):
+            waiting = {*failed}
+            failed = _make(waiting, numbers)
+        for number in failed:
+            del _kept[number]
+        return failed
+    finally:
+        if not for_good:
+            _set(_former)
+        _former.clear()
 
 
-def _unreadable(failed: Mapping[int, str]) -> str:
-    return f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
+def _make(waiting: Iterable[int], numbers: Mapping[str, int]) -> dict[int, str]:
+    failed = {}
+    for number in sorted(waiting):
+        try:
+            value = _kept[number].make()
+        except Exception as error:
+            failed[number] = f"{type(error).__name__}: {error}"
+        else:
+            _set({name: value for name, other in numbers.items() if other == number})
+    return failed
 
 
 def _set(meanings: Mapping[str, Any]) -> None:
-    """Bind names; where this rank has no value the name is not there: the cell fails, if it needs
-    it."""
+    """Bind names; one without a value is not there: the cell fails, if it needs it."""
     space = this_shell().user_ns
     for name, value in meanings.items():
+        space[name] = value
         if value is _GONE:
-            space.pop(name, None)
-        else:
-            space[name] = value
+            del space[name]
 
 
 def _repeat(statements: Iterable[str]) -> None:
@@ -226,29 +219,9 @@ def lost(numbers: Iterable[int]) -> list[int]:
     return sorted(set(numbers) - _kept.keys())
 
 
-def release_rebound() -> None:
-    """After a cell: release values that their names do not mean any more."""
-    names = this_shell().user_ns
-    for name, number in list(_bound.items()):
-        kept = _kept.get(number)
-        if kept is None or names.get(name, _GONE) is not kept.value:
-            del _bound[name]
-            if kept is not None and number not in _bound.values():
-                kept.value = _GONE
-
-
-def identities(names: Iterable[str]) -> dict[str, int]:
-    """name -> which object it means, to be compared with `report` after a cell."""
+def _identities(names: Iterable[str]) -> dict[str, int]:
     space = this_shell().user_ns
     return {name: id(space[name]) for name in names if name in space}
-
-
-def report(before: Mapping[str, int], names: Iterable[str]) -> NamesReport:
-    """What these names mean now, and which of them mean another object than before."""
-    space = this_shell().user_ns
-    found = {name: describe(space[name]) if name in space else None for name in names}
-    changed = [name for name in found if before.get(name) != identities([name]).get(name)]
-    return NamesReport(found, changed)
 
 
 def describe(value: Any, text_chars: int = 0) -> ValueInfo:
@@ -260,38 +233,33 @@ def describe(value: Any, text_chars: int = 0) -> ValueInfo:
         device = str(value.device) if isinstance(value, torch.Tensor) else None
     elif isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset)):
         length = len(value)
-    elif isinstance(found := _attribute(value, "shape"), tuple):
-        shape = tuple(int(n) for n in found if isinstance(n, int))
     if text_chars:
-        text = _text(value, text_chars)
+        try:
+            text = str(pretty(value, max_width=min(text_chars, 100), max_seq_length=20))
+        except Exception as error:  # the user's __repr__; the value is there nevertheless
+            text = f"<its repr raised {type(error).__name__}: {error}>"
         text = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
     return ValueInfo(type(value).__name__, shape, dtype, device, length, text)
 
 
 def look(name: str, path: Sequence[str], text_chars: int) -> ValueInfo | None:
     """`describe` of the rank's value of a name; None if it has none."""
-    try:
-        return describe(_rank_value(name, path), text_chars)
-    except LookupError:
-        return None
+    value = _find(name, path)
+    return None if value is _GONE else describe(value, text_chars)
 
 
 def attributes(name: str, path: Sequence[str]) -> list[str]:
     """The public attributes of the rank's value."""
-    try:
-        value = _rank_value(name, path)
-    except LookupError:
-        return []
-    return [found for found in dir(value) if not found.startswith("_")][:_MAX_ATTRIBUTES]
+    return [found for found in dir(_find(name, path)) if not found.startswith("_")]
 
 
 def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     """The rank's value as it travels; a large one is written to the file."""
     packer = Packer()
     packer.dump(_rank_value(name, path))
-    if packer.num_bytes <= INLINE_BYTES:
-        return travelling.to_wire(packer.stream(), packer.buffers, None)
-    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
+    file = None
+    if packer.num_bytes > INLINE_BYTES:
+        file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
     return travelling.to_wire(packer.stream(), packer.buffers, file)
 
 
@@ -309,21 +277,20 @@ def _part(number: int, index: int) -> Any:
 
 
 def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
-    value = _former.get(name, this_shell().user_ns.get(name, _GONE))
-    if value is _GONE:
+    value = _find(name, path)
+    if value is not _GONE:
+        return value
+    if _find(name, ()) is _GONE:
         raise LookupError(f"rank {this_rank().rank} has no variable {name!r}")
-    for attribute in path:
-        if not hasattr(value, attribute):
-            raise LookupError(f"{name} of rank {this_rank().rank} has no {'.'.join(path)}")
-        value = getattr(value, attribute)
-    return value
+    raise LookupError(f"{name} of rank {this_rank().rank} has no {'.'.join(path)}")
 
 
 def _find(name: str, path: Sequence[str]) -> Any:
-    try:
-        return _rank_value(name, path)
-    except LookupError:
-        return _GONE
+    """The rank's value, or an attribute of it; `_GONE` if there is none."""
+    value = _former.get(name, this_shell().user_ns.get(name, _GONE))
+    for attribute in path:
+        value = getattr(value, attribute, _GONE)
+    return value
 
 
 def _storage(buffer: Any, on_gpu: bool) -> Any:
@@ -352,17 +319,3 @@ def _weakly(part: Any) -> Callable[[], Any]:
         return weakref.ref(part)
     except TypeError:
         return lambda: part
-
-
-def _text(value: Any, num_chars: int) -> str:
-    try:
-        return str(pretty(value, max_width=min(num_chars, 100), max_seq_length=20))
-    except Exception as error:  # the user's __repr__; the value is there nevertheless
-        return f"<its repr raised {type(error).__name__}: {error}>"
-
-
-def _attribute(value: Any, name: str) -> Any:
-    try:
-        return getattr(value, name, None)
-    except Exception:  # a property of the user's: it is not asked for here
-        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
@@ -34,7 +33,6 @@ class GpupoolMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.spmd_cell.__doc__ or ""))
-        self._reported: set[str] = set()  # names that were reported to the user
 
     @line_magic
     def gpupool(self, line: str) -> object:
@@ -158,7 +156,7 @@ class GpupoolMagics(Magics):
             result_name=result_name,
             stop_wish=stop_wish,
         )
-        run = SpmdRun(
+        return SpmdRun(
             pool,
             source,
             chosen,
@@ -170,23 +168,9 @@ class GpupoolMagics(Magics):
             waits_for_gpu=waits_for_gpu,
             on_notice=NoticeLines(f"cell In[{number}] (--nowait)") if unwaited else None,
         )
-        self._report_covered(run.covered)
-        return run
 
     def _notebook(self, *, at_once: bool = False) -> Notebook:
         return Notebook(self.shell.user_ns, self.shell.transform_cell, at_once)
-
-    def _report_covered(self, names: Iterable[str]) -> None:
-        """Say once of a name that it means something else in a cell than in the notebook."""
-        new = sorted(set(names) - self._reported)
-        if new:
-            self._reported.update(new)
-            one = len(new) == 1
-            print(
-                f"gpupool: in %%spmd cells {', '.join(new)} {'is' if one else 'are'} the rank's "
-                f"own; the notebook's variable{'' if one else 's'} of "
-                f"{'that name is' if one else 'those names are'} not visible there."
-            )
 
     def _bind(self, name: str | None, value: object) -> None:
         # IPython lets `_` alone for good if anyone else binds it, and does so itself in a moment

@@ -29,12 +29,8 @@ Key = tuple[int, bytes]  # how many bytes, and their digest
 class Stored:
     """A content that is in a file, as long as somebody refers to this."""
 
-    def __init__(self, file: MemoryFile, start: int, num_bytes: int) -> None:
-        self._file, self._start, self._num_bytes = file, start, num_bytes
-
-    def part(self, readonly: bool) -> Part:
-        """How it crosses."""
-        return Part(self._num_bytes, readonly, path=self._file.path, start=self._start)
+    def __init__(self, file: MemoryFile, start: int) -> None:
+        self.file, self.start = file, start
 
 
 def keys_of(packer: DataPacker) -> list[Key]:
@@ -47,7 +43,7 @@ class Buffers:
     """What has been written for ranks, while a parcel, a job or a data set has it."""
 
     def __init__(self) -> None:
-        self._stored: weakref.WeakValueDictionary[Key, Stored] = weakref.WeakValueDictionary()
+        self._stored = weakref.WeakValueDictionary[Key, Stored]()
         # id of who has it -> a reference to that, and the contents
         self._kept: dict[int, tuple[weakref.ref[Any], Sequence[Stored | None]]] = {}
         self._lock = threading.Lock()
@@ -80,8 +76,10 @@ class Buffers:
             found |= self._write(new, what) if new else {}
         contents = [found.get(key) for key in keys]
         wire = [
-            inline(part) if content is None else content.part(part.readonly)
-            for content, part in zip(contents, parts, strict=True)
+            Part(part.nbytes, part.readonly, path=there.file.path, start=there.start)
+            if there
+            else inline(part)
+            for there, part in zip(contents, parts, strict=True)
         ]
         return Packed(wire), contents
 
@@ -103,10 +101,7 @@ class Buffers:
         file = MemoryFile()
         with progress(f"Sending {what}", num_bytes, BYTES) as bar:
             parts = file.write(list(new.values()), bar.advance)
-        written = {
-            key: Stored(file, part.start, part.num_bytes)
-            for key, part in zip(new, parts, strict=True)
-        }
+        written = {key: Stored(file, part.start) for key, part in zip(new, parts, strict=True)}
         self._stored.update(written)
         return written
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import sys
-from typing import NamedTuple
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import RANK_NAMES
@@ -39,17 +38,6 @@ def require_name(name: str) -> None:
         raise PoolError(f"{name!r} is no name of a variable.", "no name", name)
     if name in RANK_NAMES or is_hidden(name):
         raise PoolError(f"{name} is the rank's own: choose another name.", "reserved", name)
-
-
-class Made(NamedTuple):
-    """What a statement of a cell binds: `names` that mean something made of what it `reads`.
-
-    The functions and classes in it read the names `inside` when they are called.
-    """
-
-    names: set[str]
-    reads: set[str]
-    inside: set[str]
 
 
 class Versions:

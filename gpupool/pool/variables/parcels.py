@@ -1,64 +1,142 @@
 """Which values of the notebook the ranks have, and whether these are the same. On the client.
 
 A value is packed each time a cell reads it, which takes as long as reading its memory once (8 ms
-for 256 MiB), and sent only if its digest is new. Nothing here talks to a rank.
+for 256 MiB), and sent only if its digest is new. An object that the ranks have already, as a part
+of a value that was sent earlier, is not packed again but referred to: an optimizer finds the
+parameters of the very model that a rank has. Nothing here talks to a rank.
 """
 
 from __future__ import annotations
 
 import itertools
 import linecache
-import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from gpupool.core.errors import PoolError
-from gpupool.core.wire.pickles import WHOLE, Packed, Source, part
-from gpupool.core.wire.values import Sources
-from gpupool.pool.variables.buffers import Buffers, Key, Stored
-from gpupool.pool.variables.composite import Constant, key_of
-from gpupool.pool.variables.value_pickler import (
-    MAX_VALUE_BYTES,
-    FindPart,
-    KeyOf,
-    NotebookPacker,
-    packed,
+from gpupool.core.wire.global_names import names_in_code
+from gpupool.core.wire.pickles import (
+    WHOLE,
+    Packed,
+    Packer,
+    Source,
+    TooLargeError,
+    namespace,
+    part,
+    rank_value,
+    why_not,
 )
+from gpupool.core.wire.reductions import with_imports_by_name
+from gpupool.core.wire.values import Sources
+from gpupool.pool.variables.buffers import Buffers, Key, Stored, keys_of
+from gpupool.pool.variables.composite import Composite, Constant, key_of
+
+MAX_VALUE_BYTES = 256 << 20
+
+# a Composite -> (name, path, version) on the ranks; raises if its values are gone
+KeyOf = Callable[[Composite], tuple[str, tuple[str, ...], int]]
+
+_CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType, CellType)
+# What comes from these unpickles without anybody's own code being run.
+_SAFE = {*sys.stdlib_module_names, "numpy", "torch", "cloudpickle", "gpupool"}
 
 # Objects of their own: None is a value that can be sent.
-_GONE: Any = object()  # the placeholder of a value that the notebook has released
+_GONE: Any = object()
 _UNBOUND: Any = object()
 # Compared by exact type: a subclass may have attributes that change.
 _IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
+_numbers = itertools.count(1)  # of all pools: a `Constant` of another one is in no other's
+
+
+class NotebookPacker(Packer):
+    """Pickles (value, parts): `parts` are the objects in it that others may refer to later.
+
+    Afterwards `names_read` are the global names that its functions read and by which its classes
+    are found, `names_bound` those that they bind; `needs` the parcels it refers to. `plain` says
+    that nothing but data and functions is in it, so that to unpickle it runs no code of anybody's
+    and cannot fail. `keys` are what all its parts are known by.
+    """
+
+    def __init__(self, value: object, parcels: Parcels, before: int, max_bytes: int | None) -> None:
+        super().__init__(max_bytes)
+        self._parcels, self._before = parcels, before
+        self.parts: list[object] = []
+        self.names_read: set[str] = set()
+        self.names_bound: set[str] = set()
+        self.needs: set[int] = set()
+        self.plain = True
+        # pickle walks in order: all parts are found when it comes to their list
+        self.dump((value, self.parts))
+        self.keys = keys_of(self)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How a part is pickled."""
+        if isinstance(obj, Composite):
+            self.plain = False
+            return rank_value, self._parcels.key_of(obj)
+        if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
+            reads, binds = names_in_code(obj.__code__)
+            self.names_read |= reads
+            self.names_bound |= binds
+            return super().reducer_override(obj)
+        if isinstance(obj, Constant) or _is_part(obj):
+            known = self._parcels.part_of(obj, self._before)
+            if known is not None:
+                self.needs.add(known[0])
+                return part, known
+            self.parts.append(obj)
+        elif isinstance(obj, type) and obj.__module__ == "__main__":
+            # by this name a rank's pickle looks for the class
+            self.names_read.add(obj.__qualname__.partition(".")[0])
+        self.plain = self.plain and _is_safe(obj)
+        return super().reducer_override(obj)
+
+
+def _is_part(obj: object) -> bool:
+    """Whether others may refer to it: a thing with an identity that can be watched."""
+    # 0 for types whose objects no weak reference can watch, such as int and list.
+    if not type(obj).__weakrefoffset__ or isinstance(obj, _CODE):
+        return False
+    torch = sys.modules.get("torch")
+    return torch is None or not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage))
+
+
+def _is_safe(obj: Any) -> bool:
+    """Whether a rank makes it without running anybody's code: to import a module may be that."""
+    own = getattr(obj, "__module__", None) or type(obj).__module__
+    name = obj.__name__ if isinstance(obj, ModuleType) else own
+    return name.partition(".")[0] in _SAFE
+
 
 @dataclass(slots=True)
 class Parcel:
-    """A value that was or will be sent. Its `value()` is `_GONE` when the notebook has released it.
+    """A value that was or will be sent.
 
     `keys` say what is in it, `needs` are the numbers of the earlier parcels that it refers to,
     `sources` the text of the cells whose code it has. `contents` keep what is beside the message.
+    One that `goes_along` with a cell is small, and ranks unpickle it without running code of
+    anybody's. `value()` is what `names` of the notebook mean, or `_GONE` when the notebook has
+    released it; a constant has none, and `opened` is what the notebook has mapped of it.
     """
 
     number: int
-    value: Callable[[], object]
     keys: Sequence[Key]
-    needs: frozenset[int]
-    names_read: frozenset[str]
-    names_bound: frozenset[str]
-    plain: bool
+    needs: set[int]
+    names_read: set[str]
+    names_bound: set[str]
     sources: Sources
     wire: Packed
     contents: Sequence[Stored | None]
+    goes_along: bool
+    value: Callable[[], object] = lambda: _GONE
+    names: set[str] = field(default_factory=set)
     is_constant: bool = False
-
-    @property
-    def goes_along(self) -> bool:
-        """Whether it is small, and ranks can unpickle it without running code of anybody's."""
-        return self.plain and not self.contents
+    opened: Any = None
 
 
 @dataclass(slots=True)
@@ -66,64 +144,48 @@ class Shipment:
     """What a cell needs on the ranks.
 
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `modules` are
-    those to import, `bound` names that the notebook's functions bind. `covered` are the notebook's
-    names that mean something else in a cell, `problems` names that cannot be sent with the reason.
-    `left_out` are names that are not sent, with the reason, `later` says what the code that the
-    cell makes will read. `along` are the parcels that go with the cell, by rank: they have to be
-    kept until it has begun.
+    those to import, `bound` names that the notebook's functions bind. `left_out` are names that are
+    not sent, with the reason, `later` all that were looked at: code that the cell makes may read
+    them. `along` are the parcels that go with the cell, by rank: to be kept until it has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
-    covered: set[str] = field(default_factory=set)
-    problems: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    later: dict[str, frozenset[str]] = field(default_factory=dict)
+    later: frozenset[str] = frozenset()
     along: dict[int, list[Parcel]] = field(default_factory=dict)
 
 
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes."""
 
-    def __init__(
-        self,
-        buffers: Buffers,
-        key_of: KeyOf = key_of,
-        is_ours: Callable[[Constant], bool] = lambda constant: True,
-    ) -> None:
+    def __init__(self, buffers: Buffers, key_of: KeyOf = key_of) -> None:
         self._buffers = buffers
-        self._key_of = key_of
-        self._is_ours = is_ours
-        self._numbers = itertools.count(1)
-        self._parcels: dict[int, Parcel] = {}
-        self._by_name: dict[str, int] = {}
-        self._by_value: dict[int, int] = {}  # id of a value -> its parcel, if it is still that one
-        self._parts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id -> of whom, which
-        self._opened: dict[int, tuple[int, Any]] = {}  # id of what `open` gave -> number, and that
-        self._checked: dict[int, bool] = {}  # in this round: whether it is what was sent
+        self.key_of = key_of
+        self.by_number: dict[int, Parcel] = {}
+        # By id, which is used again: what is found is compared with what it is to be.
+        self._by_value: dict[int, int] = {}
+        self._parts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # of whom, which
+        self._checked: set[int] = set()  # in this round
 
     def begin(self, names: Mapping[str, object]) -> None:
         """Start a round: release what `names`, the notebook's, do not mean any more."""
         self._checked.clear()
         # By identity: an equal object may be another one, which others change later.
-        live = {
+        live = [
             number
-            for name, number in self._by_name.items()
-            if names.get(name, _UNBOUND) is self._parcels[number].value()
-        }
-        live |= {number for number, parcel in self._parcels.items() if parcel.is_constant}
+            for number, parcel in self.by_number.items()
+            if parcel.is_constant
+            or any(names.get(name, _UNBOUND) is parcel.value() for name in parcel.names)
+        ]
         # One that a living parcel refers to stays, whatever its own name means by now.
-        for number in set(self._parcels) - self.with_needs(live):
+        for number in self.by_number.keys() - self.with_needs(live):
             self.drop(number)
-
-    def alive(self) -> list[int]:
-        """The parcels that ranks have to keep."""
-        return list(self._parcels)
-
-    def __getitem__(self, number: int) -> Parcel:
-        return self._parcels[number]
+        there = self.by_number  # which ranks have to keep
+        self._by_value = {key: n for key, n in self._by_value.items() if n in there}
+        self._parts = {key: found for key, found in self._parts.items() if found[1] in there}
 
     def parcel(self, name: str, value: object) -> Parcel:
         """The parcel of a value that `name` has in the notebook: a new one if it has changed.
@@ -131,19 +193,72 @@ class Parcels:
         Raises:
             Exception: whatever its class raises when it cannot be pickled.
         """
-        known = self._known(name, value)
-        # Anything else may have been changed in place: only its digest can say.
-        if known is None or not (type(value) in _IMMUTABLE or self._is_current(known.number)):
-            known = self._new(value, name, MAX_VALUE_BYTES)
-        self._by_name[name] = known.number
+        if isinstance(value, Constant):
+            return self.by_number[self._number_of(value)]
+        known = self._known(value)
+        if known is None:
+            known, parts = self._made(value, name, MAX_VALUE_BYTES)
+            known.value = _weakly(value)
+            self.by_number[known.number] = known
+            self._by_value[id(value)] = known.number
+            self._checked.add(known.number)
+            for index, one in enumerate(parts):
+                self._parts[id(one)] = weakref.ref(one), known.number, index
+        known.names.add(name)
         return known
+
+    def _known(self, value: object) -> Parcel | None:
+        """The parcel of this very object, if it is as it was then."""
+        parcel = self.by_number.get(self._by_value.get(id(value), 0))
+        if parcel is None or parcel.value() is not value:
+            return None
+        # Anything else may have been changed in place: only its digest can say.
+        is_current = type(value) in _IMMUTABLE or self._is_current(parcel.number)
+        return parcel if is_current else None
+
+    def why_not(self, error: Exception, name: str, value: object) -> str:
+        """In words, why there is no parcel of a value; what to do, where it is too large."""
+        if not isinstance(error, TooLargeError):
+            return why_not(error, value, name, lambda part: self._pack(part, 0, MAX_VALUE_BYTES))
+        torch = sys.modules.get("torch")
+        if torch and isinstance(value, torch.Tensor) and value.nbytes < MAX_VALUE_BYTES:
+            return (
+                f"it is a view of a tensor of {error.num_bytes >> 20} MiB or more, and a cell "
+                f"sends up to {MAX_VALUE_BYTES >> 20} MiB. Send a copy: `{name} = {name}.clone()`."
+            )
+        return (
+            f"it takes {error.num_bytes / 2**20:.0f} MiB or more; a cell sends up to "
+            f"{MAX_VALUE_BYTES >> 20} MiB. Load it in the cell, or bring it to the ranks once: "
+            f"`{name} = pool.put({name})`."
+        )
 
     def constant(self, value: object) -> Parcel:
         """A parcel that stays what it is, of any size, until it is dropped."""
-        # Without a limit: the user has asked for it, once, with a bar.
-        parcel = self._new(value, f"a value ({type(value).__name__})", None)
+        # Without a limit: the user has asked for it, once, with a bar. It has no part in common
+        # with what cells read: that changes.
+        parcel, _ = self._made(value, f"a value ({type(value).__name__})", None, before=0)
         parcel.is_constant = True
+        self.by_number[parcel.number] = parcel
         return parcel
+
+    def once(self, value: object) -> Parcel:
+        """A parcel that is used once; it may refer to all that the ranks have."""
+        return self._made(value, "the arguments", None)[0]
+
+    def part_of(self, obj: object, before: int) -> tuple[int, int] | None:
+        """The parcel, and the part of it, that the ranks have an object by.
+
+        One older than `before`: so none can refer to another in a circle.
+
+        Raises:
+            PoolError: it is a constant of another pool.
+        """
+        if isinstance(obj, Constant):
+            return self._number_of(obj), WHOLE
+        reference, number, index = self._parts.get(id(obj), (None, 0, 0))
+        if reference is None or reference() is not obj or number >= before:
+            return None
+        return (number, index) if self._is_current(number) else None
 
     def parcel_of(self, value: object) -> int | None:
         """The number of a constant's parcel, or of what `open` gave for one; None of any other.
@@ -151,40 +266,22 @@ class Parcels:
         Raises:
             PoolError: it is a constant of another pool.
         """
-        if not isinstance(value, Constant):
-            return self._opened[id(value)][0] if id(value) in self._opened else None
-        if not self._is_ours(value) or value.number not in self._parcels:
-            raise PoolError(
-                "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
-                "the value to the ranks of this one.",
-                "other pool",
-            )
-        return value.number
+        if isinstance(value, Constant):
+            return self._number_of(value)
+        found = self.by_number.get(self._by_value.get(id(value), 0))
+        return found.number if found is not None and found.opened is value else None
 
-    def open(self, number: int) -> Any:
-        """The value of a constant for the notebook, in the memory that ranks map: always the same.
+    def open(self, constant: Constant) -> Any:
+        """A constant's value for the notebook, in the memory that ranks map: always the same.
 
         Raises:
-            PoolError: it refers to what only the ranks have.
+            PoolError: it is one of another pool, or refers to what only the ranks have.
         """
-        for opened, value in self._opened.values():
-            if opened == number:
-                return value
-        ours = {"part": self._part, "rank_value": _of_ranks}
-
-        class Reader(pickle.Unpickler):
-            def find_class(self, module: str, name: str) -> Any:
-                found = ours.get(name) if module == part.__module__ else None
-                return found or super().find_class(module, name)
-
-        value = Source(self._parcels[number].wire).load(Reader)[0]
-        self._opened[id(value)] = number, value
-        return value
-
-    def once(self, value: object) -> Parcel:
-        """A parcel that is used once; it may refer to all that the ranks have."""
-        number = next(self._numbers)
-        return self._made(value, number, self._pack(value, number, None), "the arguments")
+        parcel = self.by_number[self._number_of(constant)]
+        if parcel.opened is None:
+            parcel.opened, _ = Source(parcel.wire).load()
+            self._by_value[id(parcel.opened)] = parcel.number
+        return parcel.opened
 
     def with_needs(self, numbers: Iterable[int]) -> set[int]:
         """These parcels and all that they refer to, and so on."""
@@ -194,108 +291,63 @@ class Parcels:
             number = queue.pop()
             if number not in found:
                 found.add(number)
-                queue += self._parcels[number].needs
+                queue += self.by_number[number].needs
         return found
 
-    def names_in(self, number: int) -> tuple[frozenset[str], frozenset[str]]:
-        """The names that a parcel, and what it refers to, reads and binds."""
-        parcels = [self._parcels[n] for n in self.with_needs([number])]
-        none = frozenset[str]()
-        return (
-            none.union(*(parcel.names_read for parcel in parcels)),
-            none.union(*(parcel.names_bound for parcel in parcels)),
-        )
+    def names_in(self, *numbers: int) -> tuple[set[str], set[str]]:
+        """The names that parcels, and what they refer to, read and bind."""
+        found = [self.by_number[number] for number in self.with_needs(numbers)]
+        reads, binds = (one.names_read for one in found), (one.names_bound for one in found)
+        return set[str]().union(*reads), set[str]().union(*binds)
 
     def drop(self, number: int) -> None:
-        """Forget a parcel, and those that refer to it."""
-        if self._parcels.pop(number, None) is None:
-            return
-        self._checked[number] = False  # who asks again in this round must not count on it
-        for key in [key for key, (other, _) in self._opened.items() if other == number]:
-            del self._opened[key]
-        for name in [name for name, other in self._by_name.items() if other == number]:
-            del self._by_name[name]
-        for key in [key for key, other in self._by_value.items() if other == number]:
-            del self._by_value[key]
-        for key in [key for key, (_, other, _) in self._parts.items() if other == number]:
-            del self._parts[key]
-        # They refer to parts that a rank could not find any more.
-        for other in [n for n, p in self._parcels.items() if number in p.needs]:
-            self.drop(other)
+        """Forget a parcel, and those that refer to it: a rank could not find the parts any more."""
+        if self.by_number.pop(number, None) is not None:
+            for other in [n for n, parcel in self.by_number.items() if number in parcel.needs]:
+                self.drop(other)
 
-    def _known(self, name: str, value: object) -> Parcel | None:
-        """The parcel of this very object, by this name or another one."""
-        for number in (self._by_name.get(name, 0), self._by_value.get(id(value), 0)):
-            parcel = self._parcels.get(number)
-            # `is`, as ids are used again. A constant keeps its number, and stands for no name.
-            if parcel is not None and not parcel.is_constant and parcel.value() is value:
-                return parcel
-        return None
-
-    def _part(self, number: int, index: int) -> Any:
-        """An object of an earlier parcel, while the notebook has it."""
-        if index == WHOLE:
-            return self.open(number)
-        for reference, other, place in self._parts.values():
-            if (other, place) == (number, index) and reference() is not None:
-                return reference()
-        return _of_ranks()
-
-    def _new(self, value: object, what: str, max_bytes: int | None) -> Parcel:
-        number = next(self._numbers)
-        packer = self._pack(value, number, max_bytes)
-        parcel = self._parcels[number] = self._made(value, number, packer, what)
-        self._by_value[id(value)] = number
-        self._checked[number] = True
-        # By id, with a weak reference to check it: ids are used again.
-        for index, one in enumerate(packer.parts):
-            self._parts[id(one)] = weakref.ref(one), number, index
-        return parcel
-
-    def _made(self, value: object, number: int, packer: NotebookPacker, what: str) -> Parcel:
+    def _made(
+        self, value: object, what: str, max_bytes: int | None, before: int = sys.maxsize
+    ) -> tuple[Parcel, list[object]]:
+        """A new parcel, which may refer to those `before` this number, and the value's parts."""
+        packer = self._pack(value, before, max_bytes)
         wire, contents = self._buffers.pack(packer, what, packer.keys)
-        return Parcel(
-            number,
-            _weakly(value),
+        parcel = Parcel(
+            next(_numbers),
             packer.keys,
-            frozenset(packer.needs),
-            frozenset(packer.names_read),
-            frozenset(packer.names_bound),
-            packer.plain,
+            packer.needs,
+            packer.names_read,
+            packer.names_bound,
             sources_of(packer.filenames),
             wire,
             contents,
+            goes_along=packer.plain and not contents,
         )
+        return parcel, packer.parts
 
-    def _pack(self, value: object, number: int, max_bytes: int | None) -> NotebookPacker:
-        return packed(value, self._find_part(number), self._key_of, max_bytes)
+    def _pack(self, value: object, before: int, max_bytes: int | None) -> NotebookPacker:
+        # by what it is or, where it must, by the name an import gives it
+        return with_imports_by_name(lambda: NotebookPacker(value, self, before, max_bytes))
 
     def _is_current(self, number: int) -> bool:
         """Whether the ranks have it as it is now; drops it if not."""
-        if number not in self._checked:
-            parcel = self._parcels[number]
+        parcel = self.by_number.get(number)
+        if parcel is not None and number not in self._checked:
+            self._checked.add(number)  # before it is packed: it may refer to itself
             value = parcel.value()
-            self._checked[number] = True  # before it is packed: it may refer to itself
-            if value is not _GONE and not parcel.is_constant:
-                packer = self._pack(value, number, MAX_VALUE_BYTES)
-                if packer.keys != parcel.keys or number not in self._parcels:
-                    self.drop(number)
-        return self._checked[number]
+            again = None if value is _GONE else self._pack(value, number, MAX_VALUE_BYTES)
+            if again is not None and again.keys != parcel.keys:
+                self.drop(number)
+        return number in self.by_number
 
-    def _find_part(self, before: int) -> FindPart:
-        """Looks in parcels older than `before` alone: so none can refer to another in a circle."""
-
-        def find(obj: object) -> tuple[int, int] | None:
-            if isinstance(obj, Constant):
-                number = self.parcel_of(obj)
-                assert number is not None
-                return number, WHOLE
-            reference, number, index = self._parts.get(id(obj), (None, 0, 0))
-            if reference is None or reference() is not obj or number >= before:
-                return None
-            return (number, index) if self._is_current(number) else None
-
-        return find
+    def _number_of(self, constant: Constant) -> int:
+        if constant.number not in self.by_number:
+            raise PoolError(
+                "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
+                "the value to the ranks of this one.",
+                "other pool",
+            )
+        return constant.number
 
 
 def sources_of(filenames: Iterable[str]) -> Sources:
@@ -314,14 +366,6 @@ def sources_of(filenames: Iterable[str]) -> Sources:
     }
 
 
-def _of_ranks(*_: object) -> Any:
-    raise PoolError(
-        "this Constant refers to values that the notebook has released and only the ranks have: "
-        "put it again, with all that it is made of.",
-        "no value",
-    )
-
-
 def _weakly(value: object) -> Callable[[], object]:
     """The value, as long as others have it too; what cannot be watched is kept."""
     try:
@@ -329,9 +373,4 @@ def _weakly(value: object) -> Callable[[], object]:
     # int, list and dict among them: they live until `begin` sees that their name means another.
     except TypeError:
         return lambda: value
-
-    def alive() -> object:
-        found = reference()
-        return _GONE if found is None else found
-
-    return alive
+    return lambda: _GONE if (found := reference()) is None else found

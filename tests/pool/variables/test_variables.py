@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 
 from gpupool import Pool, PoolError, SpmdError, TransferError
 from gpupool.notebook.cells.views import QuietView
-from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.support.processes import engine_pid, open_files, press_when, wait_for
@@ -30,19 +30,6 @@ def mapped(pid: int) -> set[str]:
         return {line.split()[4] for line in maps if "memfd:gpupool" in line}
 
 
-# What earlier tests have left may go at any moment: only what is new counts.
-Held = tuple[set[tuple[int, str]], set[str]]
-
-
-def held(pid: int) -> Held:
-    """The descriptors that a process has open, and the memory files it has mapped."""
-    return set(open_files(pid).items()), mapped(pid)
-
-
-def nothing_new(now: Held, before: Held) -> bool:
-    return now[0] <= before[0] and now[1] <= before[1]
-
-
 def ignore(rank: int, kind: str, content: object) -> None:
     """Output that nobody looks at."""
 
@@ -54,22 +41,14 @@ class Notebook:
         self.pool = pool
         self.names: dict[str, Any] = {}
 
-    def cell(self, source: str, reads: str = "", assigns: str = "", ranks: str = "all") -> Any:
-        variables, chosen = self.pool.variables, self.pool.select_ranks(ranks)
-        shipment = variables.ship(reads.split(), self.names, chosen)
-        execution = self.pool.begin(
-            source,
-            ranks=chosen,
-            on_output=ignore,
-            bindings=variables.bindings(shipment, chosen, assigns.split()),
-        )
-        succeeded = False
-        try:
-            replies = execution.result()
-            succeeded = True
-        finally:
-            variables.take_back(self.names, assigns.split(), [], execution.names, succeeded)
-        return [reply.text for _, reply in sorted(replies.items())]
+    def begin(self, source: str, *, at_once: bool = False) -> SpmdRun:
+        at = At(self.names, str, at_once=at_once)
+        return SpmdRun(self.pool, source, (0, 1), QuietView("everything"), notebook=at)
+
+    def cell(self, source: str) -> list[str]:
+        """The values of a cell, as text."""
+        result = self.begin(source).result()
+        return [result.value_text(rank) for rank in result]
 
 
 @pytest.fixture
@@ -80,51 +59,37 @@ def notebook(pool2: Pool) -> Notebook:
 
 def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2: Pool) -> None:
     pids = [os.getpid(), engine_pid(pool2, 0), engine_pid(pool2, 1)]
-    notebook.cell("globals().pop('x', None); import gc; gc.collect()")
-    gc.collect()  # what tests before have left
-    before = [held(pid) for pid in pids]
+    notebook.cell("1")
+    gc.collect()  # what tests before have left: it may go at any moment, only what is new counts
+    before = [(set(open_files(pid).items()), mapped(pid)) for pid in pids]
     for number in range(10):
         notebook.names["x"] = np.full(LARGE, number, np.uint8)
-        assert notebook.cell("x = x; int(x[-1])", "x") == [str(number)] * 2
+        assert notebook.cell("int(x[-1])") == [str(number)] * 2
     more = [len(mapped(pid) - was) for pid, (_, was) in zip(pids, before, strict=True)]
     assert more == [0, 1, 1]
-    del notebook.names["x"]
-    notebook.cell("del x; import gc; gc.collect()")
+    notebook.names["x"] = pool2.put(np.ones(LARGE, np.uint8))
+    assert notebook.cell("int(x.sum())") == [str(LARGE)] * 2
+    assert notebook.cell("x = x[:2]; x.tolist()") == ["[1, 1]"] * 2
+    notebook.cell("x = torch.full((1 << 20,), float(rank))")
+    fetched = notebook.names["x"][1]  # through such memory too
+    assert fetched.sum().item() == 1 << 20
+    fetched[0] = 5  # ours to write
+    assert notebook.names["x"][1][0] == 1
+    del fetched
+    notebook.cell("del x")
     notebook.cell("1")
     gc.collect()
-    assert all(nothing_new(held(pid), was) for pid, was in zip(pids, before, strict=True))
-
-
-def test_a_value_is_fetched_through_memory_too(notebook: Notebook, pool2: Pool) -> None:
-    notebook.cell("x = {'w': torch.full((1 << 20,), float(rank)), 'n': rank}", assigns="x")
-    before = held(os.getpid())
-    fetched = notebook.names["x"][1]
-    assert (fetched["n"], fetched["w"].sum().item()) == (1, 1 << 20)
-    fetched["w"][0] = 5  # ours to write
-    assert notebook.names["x"][1]["w"][0] == 1
-    del fetched
-    gc.collect()
-    assert nothing_new(held(os.getpid()), before)
-
-
-def test_a_constant_comes_once_and_goes_with_its_handle(notebook: Notebook, pool2: Pool) -> None:
-    pid = engine_pid(pool2, 1)
-    before = mapped(pid)
-    notebook.names["x"] = pool2.put(np.ones(LARGE, np.uint8))
-    assert notebook.cell("int(x.sum())", "x") == [str(LARGE)] * 2
-    assert notebook.cell("x = x[:2]; x.tolist()", "x", "x") == ["[1, 1]"] * 2
-    del notebook.names["x"]
-    gc.collect()
-    notebook.cell("del x")
-    assert mapped(pid) <= before
+    for pid, (files, maps) in zip(pids, before, strict=True):
+        assert set(open_files(pid).items()) <= files
+        assert mapped(pid) <= maps
 
 
 def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool) -> None:
     notebook.names |= {"x": np.ones(LARGE, np.uint8), "y": [1], "c": pool2.put("constant")}
-    notebook.cell("x, y, c", "x y c")
-    notebook.cell("y.append(2); z = rank", "y", "z")
+    notebook.cell("x, y, c")
+    notebook.cell("y.append(2); z = rank")
     pool2.restart([1])
-    assert notebook.cell("int(x.sum()), y, c", "x y c") == [
+    assert notebook.cell("int(x.sum()), y, c") == [
         f"({LARGE}, [1, 2], 'constant')",
         f"({LARGE}, [1], 'constant')",
     ]
@@ -134,16 +99,13 @@ def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool)
 
 
 def test_a_new_rank_repeats_the_imports_of_earlier_cells(
-    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notebook: Notebook, pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fleeting.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    names: dict[str, Any] = {}
 
-    def cell(source: str) -> SpmdResult:
-        return SpmdRun(
-            pool2, source, [0, 1], QuietView("everything"), notebook=At(names, str)
-        ).result()
+    def cell(source: str) -> Any:
+        return notebook.begin(source).result()
 
     cell("import json as j, os.path, string, fleeting\nfrom math import floor as down\nimport csv")
     cell("string = 5\ndel csv")
@@ -175,13 +137,21 @@ class OnlyOnRank:
             raise ValueError("not for this rank")
 
 
-def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook, pool2: Pool) -> None:
+def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
     notebook.cell("ran = 0")
     notebook.names |= {"x": OnlyOnRank(0), "y": 5}
     with raises(TransferError, "", "x", shown=(" rank 1: ", "ValueError: not for this rank")):
-        notebook.cell("ran = 1; y", "x y")
-    assert notebook.cell("ran") == ["0", "0"]
-    assert notebook.cell("y", "y") == ["5", "5"]
+        notebook.cell("ran = 1; x, y")
+    assert notebook.cell("ran, y") == ["(0, 5)"] * 2
+
+
+def test_what_only_code_of_ranks_may_read_fails_no_other_cell(notebook: Notebook) -> None:
+    notebook.names["n"] = 1
+    notebook.cell("def f(): return n")
+    notebook.names["n"] = threading.Lock()
+    assert notebook.cell("callable(f)") == ["True", "True"]
+    with raises(SpmdError, "not sent", "n", ranks=(0, 1), ename="NameError"):
+        notebook.cell("f()")
 
 
 class Slow:
@@ -195,38 +165,39 @@ def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
     notebook.names["x"] = Slow()
     presser = press_when(lambda: pool2.status().state == "busy")
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        notebook.cell("x", "x")
+        notebook.cell("x")
     presser.join()
     notebook.names["x"] = 3
-    assert notebook.cell("x", "x") == ["3", "3"]
+    assert notebook.cell("x") == ["3", "3"]
 
 
-def test_a_cell_in_the_background_takes_large_values_along(pool2: Pool, tmp_path: Path) -> None:
-    names: dict[str, Any] = {"x": np.ones(LARGE, np.uint8)}
+def test_a_cell_in_the_background_takes_large_values_along(
+    notebook: Notebook, pool2: Pool, tmp_path: Path
+) -> None:
+    notebook.names["x"] = np.ones(LARGE, np.uint8)
     go = tmp_path / "go"
     running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
-    notebook = At(names, str, at_once=True)
-    run = SpmdRun(pool2, "n = int(x.sum())", (0, 1), QuietView("everything"), notebook=notebook)
+    run = notebook.begin("n = int(x.sum())", at_once=True)
     assert not running.done()  # it was not waited for
     go.touch()
-    del names["x"]
+    del notebook.names["x"]
     run.result()
-    assert names["n"].gather() == [LARGE, LARGE]
+    assert notebook.names["n"].gather() == [LARGE, LARGE]
 
 
 def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: Pool) -> None:
-    notebook.cell("x = 1", assigns="x")
+    notebook.cell("x = 1")
     old = notebook.names["x"]
-    notebook.cell("x = 2", assigns="x")
+    notebook.cell("x = 2")
     with raises(PoolError, "earlier value", "x") as caught:
         _ = old[0]
     notebook.names["y"] = {"old": old}
-    with raises(TransferError, "", "y", shown=f"PoolError: {caught.value}"):
-        notebook.cell("y", "y")
+    with raises(TransferError, "", "y", shown=str(caught.value)):
+        notebook.cell("y")
 
 
 def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
-    notebook.cell("x = torch.ones(2, 3 + rank)", assigns="x")
+    notebook.cell("x = torch.ones(2, 3 + rank)")
     x = notebook.names["x"]
     assert (len(x), str(x), repr(x)) == (2, "x", "Composite(x, 2 ranks)")
     assert [str(x.info[rank]) for rank in (0, 1)] == [
@@ -247,7 +218,7 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
 def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     notebook: Notebook, pool2: Pool, tmp_path: Path
 ) -> None:
-    notebook.cell("x = [rank]", assigns="x")
+    notebook.cell("x = [rank]")
     x = notebook.names["x"]
     go = tmp_path / "go"
     running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
@@ -276,11 +247,23 @@ def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
 ) -> None:
     running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
     notebook.names["x"] = [7]
-    shipment = pool2.variables.ship(["x"], notebook.names, [0, 1])
-    bindings = pool2.variables.bindings(shipment, [0, 1], [])
-    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, bindings=bindings)
+    waiting = notebook.begin("x")
     waiting.interrupt()
-    assert waiting.wait(30)
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        waiting.result()
     running.interrupt()
     assert running.wait(30)
-    assert notebook.cell("x", "x") == ["[7]", "[7]"]
+    assert notebook.cell("x") == ["[7]", "[7]"]
+
+
+def test_what_is_large_or_cannot_be_pickled_shows_its_text(pool2: Pool) -> None:
+    for source, text in {
+        "torch.zeros(1024, 1024)": "tensor([[",
+        "import threading; threading.Lock()": "<unlocked _thread.lock",
+    }.items():
+        result = pool2.run(source)
+        assert result.value_text(1).startswith(text)
+        with raises(PoolError, "no value", ranks=(1,)):
+            result[1]
+    # what a function returns comes whole
+    assert pool2.run(torch.full, (1024, 1024), 7.0)[1].sum() == 7 * 1024 * 1024
