@@ -90,7 +90,7 @@ class Environment:
     """
 
     def __init__(self, engines: Engines, notify: Notify = _notify) -> None:
-        self.secrets = Secrets()
+        self.secrets: Secrets = engines.secrets
         self._engines = engines
         self._notify = notify
         self._lock = threading.RLock()

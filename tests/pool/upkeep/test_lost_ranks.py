@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpupool import Pool, SpmdError
-from gpupool.core.wire.masking import Secrets
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.pool.upkeep.health import Health
 from tests.support.processes import engine_pid, kill, reach, reached, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -102,24 +100,3 @@ def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
     running.interrupt()
     pool3.wait_until_usable()
     assert pool3.status().replaced_after == ()
-
-
-def test_one_that_dies_again_before_all_is_well_is_still_lost() -> None:
-    health = Health(Secrets(), lambda: None)
-    health.lose("rank 1 was killed by SIGKILL.", "", 1)
-    num_losses = health.num_losses
-    health.lose("rank 1 was killed by SIGSEGV.", "", 1)  # its replacement
-    health.mark_mended([1], num_losses)
-    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGSEGV"})
-    health.mark_mended([1], health.num_losses)
-    assert (health.state, health.lost) == ("well", {})
-
-
-def test_one_that_dies_while_only_the_group_is_missing_is_replaced_too() -> None:
-    health = Health(Secrets(), lambda: None)
-    health.give_up("the process group was not formed: another user disturbs.", ())
-    assert health.lacks_group
-    health.lose("rank 1 was killed by SIGKILL.", "", 1)
-    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGKILL"})
-    health.mark_mended([1], health.num_losses)
-    assert health.state == "well"

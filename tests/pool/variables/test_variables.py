@@ -55,7 +55,7 @@ class Notebook:
         self.names: dict[str, Any] = {}
 
     def cell(self, source: str, reads: str = "", assigns: str = "", ranks: str = "all") -> Any:
-        variables, chosen = self.pool.variables, self.pool.select_ranks(ranks)
+        variables, chosen = self.pool.variables, self.pool.select(ranks)
         shipment = variables.ship(reads.split(), self.names, chosen)
         execution = self.pool.begin(
             source,
