@@ -25,7 +25,7 @@ from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
 
-_NUM_ATTEMPTS = 3  # to replace ranks
+_NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out
 
 
 class Trouble(NamedTuple):
@@ -94,8 +94,10 @@ class Ranks:
         engines.start(self.placement.ranks, progress)
         self._prepare(range(self.world_size))
         self.environment.start(variables)
-        self.group.form(self.placement)
-        self._is_up = True
+        self._is_up = True  # one that is lost from now on is replaced
+        self.reform_group()
+        self.wait_until_mended()
+        self.require_usable()
 
     # ---- what is asked of them -----------------------------------------------------------
 
@@ -172,8 +174,14 @@ class Ranks:
 
         Not for a thread that this may have to wait for.
         """
+
+        def is_over() -> bool:  # or is the turn of cells on other ranks, and no rank is missing
+            return not self._mends or (
+                not self.engines.losses and bool(self.turns.mending_waits_for)
+            )
+
         with self.engines.changed:
-            self.engines.changed.wait_for(lambda: not self._mends, timeout_s)
+            self.engines.changed.wait_for(is_over, timeout_s)
 
     def wait_until_usable(self) -> None:
         """Wait until all is mended, then raise the PoolError that says why nothing can run, if so.
@@ -267,7 +275,8 @@ class Ranks:
             self._given_up = ""
         if not self._mends:
             self._mends = True
-            turn = self.turns.ask(range(self.world_size), "the process group", first=True)
+            everyone = range(self.world_size)
+            turn = self.turns.ask(everyone, "the forming of the process group", first=True)
             threading.Thread(
                 target=self._mend, args=[turn], name="gpupool-mending", daemon=True
             ).start()
@@ -275,26 +284,27 @@ class Ranks:
     def _mend(self, turn: Turn) -> None:
         """Replace what is lost and form the group, until all is well or is given up."""
         self.turns.begin(turn, timeout_s=None)
-        late, num_failures = time.monotonic() + self.options.timeout_s, 0
+        late, errors = time.monotonic() + self.options.timeout_s, list[Exception]()
         while self._has_to_mend(turn):
             lost = self.engines.losses
             try:
                 if lost:
                     self._replace(lost)
                 self.group.form(self.placement)
-            except GroupError as error:
-                with self.engines.changed:
-                    self.engines.note_replaced(lost)
-                    if not self.engines.losses:
-                        self.give_up(str(error))
-            except Exception as error:  # of one that has died meanwhile, say
-                num_failures += 1
-                if num_failures == _NUM_ATTEMPTS or time.monotonic() > late:
-                    listed = ", ".join(map(str, sorted(lost)))
-                    self.give_up(f"rank {listed} could not be started again: {error}", lost)
-            else:
                 self._wants_group = False
                 self.engines.note_replaced(lost)
+            except Exception as error:  # of one that has died meanwhile, say
+                errors.append(error)
+                if isinstance(error, GroupError):
+                    self._wants_group = True
+                    self.engines.note_replaced(lost)
+                if len(errors) == _NUM_ATTEMPTS or time.monotonic() > late:
+                    # The first one says why; later ones may only hear that somebody does not come.
+                    why = next(str(one) for one in errors if type(one) is type(error))
+                    if lost := self.engines.losses:
+                        listed = ", ".join(map(str, sorted(lost)))
+                        why = f"rank {listed} could not be started again: {why}"
+                    self.give_up(why, lost)
 
     def _has_to_mend(self, turn: Turn) -> bool:
         """Whether there is something to mend; if not, the turn is over."""

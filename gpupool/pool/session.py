@@ -140,21 +140,15 @@ def stop() -> bool:
 
 
 def describe(pool: Pool) -> str:
-    """Size, device and backend in a few words.
+    """Size, devices and backend in a few words.
 
-    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks, one NVIDIA H200 each (nccl)" or
-    "3 ranks, 2 with a GPU: NVIDIA H200 (gloo)".
+    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks on NVIDIA H200 (nccl)" or
+    "3 ranks on CPU, NVIDIA H200 (gloo)".
     """
-    names = sorted({rank.gpu.name for rank in pool.ranks if rank.gpu})
-    num_gpus = sum(rank.gpu is not None for rank in pool.ranks)
-    if not names:
-        why = pool.status().why_cpu
-        device = f" on CPU: {why}" if why else " on CPU"
-    elif num_gpus == pool.world_size:
-        device = f", one {' or '.join(names)} each"
-    else:
-        device = f", {num_gpus} with a GPU: {' or '.join(names)}"
-    return f"{rank_count(pool.world_size)}{device} ({pool.backend})"
+    names = sorted({rank.gpu.name if rank.gpu else "CPU" for rank in pool.ranks})
+    why_cpu = pool.status().why_cpu
+    devices = ", ".join(names) + (f": {why_cpu}" if why_cpu else "")
+    return f"{rank_count(pool.world_size)} on {devices} ({pool.backend})"
 
 
 def _last_end() -> str:

@@ -38,7 +38,7 @@ def test_a_rank_has_its_gpu_and_the_group_is_nccl(gpu: Gpu) -> None:
         assert pool.run("dist.get_backend_config()")[0] == "cpu:gloo,cuda:nccl"
         assert pool.run("str(dist.group.WORLD.bound_device_id)")[0] == "cuda:0"
         assert pool.run(SUM)[0] == 1.0
-        assert session.describe(pool) == f"1 rank, one {gpu.name} each (nccl)"
+        assert session.describe(pool) == f"1 rank on {gpu.name} (nccl)"
 
 
 def test_the_table_names_the_rank_and_the_process_that_holds_memory(gpu: Gpu) -> None:

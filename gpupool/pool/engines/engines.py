@@ -35,7 +35,8 @@ from gpupool.pool.launchers.base import Launcher
 from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.notices import Progress
 
-_AGAIN_S = 0.5  # until engines are asked for that the controller has and we have not heard of
+_CONNECT_S = 5.0
+_ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
 
 
 class State(Enum):
@@ -126,20 +127,10 @@ class Engines:
         self._engines = {place.rank: _Engine(place) for place in ranks}
         late = time.monotonic() + self._timeout_s
         self.launch.start_controller()
-        self.launch.start_engines(ranks)
         progress(f"starting {rank_count(len(ranks))}")
-        load_ipyparallel()  # here, because the processes need as long as this takes
         if not self.launch.preloaded.wait(0.05):
             progress("importing torch, at the first start only")
-        controller = "the controller (which looks for 20 free ports on 127.0.0.1)"
-        self._wait(late, lambda: "" if self.launch.is_controller_up() else controller)
-        # A connection waits in vain if all ends meanwhile, by a torch that cannot be imported.
-        self._wait(late, lambda: "" if self.launch.preloaded.is_set() else "torch")
-        try:
-            self._client = EngineClient(self.launch.client_file, late - time.monotonic())
-        except TimeoutError:
-            raise self.too_late("the connection to the controller") from None
-        self._wait_for_engines(late)
+        self._bring_up(ranks, late)
         self._is_up = True
 
     def restart(self, ranks: Sequence[int]) -> None:
@@ -163,13 +154,12 @@ class Engines:
         self._give_up(chosen, EngineDiedError("the rank was restarted"))
         for rank in ranks:
             client.unregister(rank)
-        self._wait(late, lambda: "the controller's answer" * bool({*ranks} & {*client.ranks}))
+        answer = "the controller's answer"
+        self._wait(lambda: answer if {*ranks}.intersection(client.ranks) else "", late)
         # one that is lost since then is so with the controller
         self._set((one for one in chosen if one.state is State.LEAVING), State.THERE)
         wait_until_released(had)
-        self.launch.start_engines(places)
-        self._wait_for_engines(late)
-        self.last_used = time.monotonic()
+        self._bring_up(places, late)
 
     # ---- what is known of them -----------------------------------------------------------
 
@@ -333,26 +323,29 @@ class Engines:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _wait_for_engines(self, late: float) -> None:
-        """Wait until all are registered."""
-        assert self._client is not None
-        client, size = self._client, len(self._engines)
+    def _bring_up(self, places: Iterable[Rank], late: float) -> None:
+        """Start engines at these places; returns when all have registered."""
+        self.launch.start_engines(places)
+        load_ipyparallel()  # here, because the processes need as long as this takes
+        self._wait(self._missing, late)
 
-        def missing() -> str:
-            number = size - len(client.ranks)
-            return f"{number} of the engines" if number else ""
+    def _missing(self) -> str:
+        """What is missing until all engines can be called."""
+        if not self.launch.is_controller_up():
+            return "the controller (which looks for 20 free ports on 127.0.0.1)"
+        # A connection waits in vain if all ends meanwhile, by a torch that cannot be imported.
+        if not self.launch.preloaded.is_set():
+            return "torch"
+        try:
+            self._client = self._client or EngineClient(self.launch.client_file, _CONNECT_S)
+        except TimeoutError:
+            return "the connection to the controller"
+        number = len(self._engines) - len(self._client.ranks)
+        return f"{number} of the engines" if number else ""
 
-        self._wait(late, missing, client.ask_for_engines)
-
-    def _wait(
-        self, late: float, missing: Callable[[], str], again: Callable[[], None] = lambda: None
-    ) -> None:
-        """Wait until nothing is missing: nothing notifies of what a file or the controller says.
-
-        Args:
-            again: called now and then.
-        """
-        again_at = time.monotonic() + _AGAIN_S
+    def _wait(self, missing: Callable[[], str], late: float) -> None:
+        """Wait until nothing is missing: nothing notifies of what a file or the controller says."""
+        ask_at = time.monotonic() + _ASK_AGAIN_S
         while what := missing():
             if self.stopped:  # by another thread, while this one waits
                 raise PoolStartError("the pool was stopped.", "stopped")
@@ -361,9 +354,9 @@ class Engines:
                     raise PoolStartError(with_log(loss.sentence, loss.log_tail), "lost")
             if time.monotonic() > late:
                 raise self.too_late(what)
-            if time.monotonic() > again_at:
-                again()
-                again_at += _AGAIN_S
+            if self._client is not None and time.monotonic() > ask_at:
+                self._client.ask_for_engines()
+                ask_at += _ASK_AGAIN_S
             time.sleep(0.01)
 
     def _set(self, engines: Iterable[_Engine], state: State) -> None:

@@ -24,7 +24,6 @@ _JOIN_S = 30.0  # a rank on NCCL finishes its aborts
 # It takes milliseconds on gloo. NCCL looks at the machine's topology and connects each GPU to each
 # other one.
 _FORM_S = {"gloo": 30.0, "nccl": 120.0}
-_NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
 _NUM_WARNINGS = 3
 
 
@@ -40,31 +39,31 @@ class Forming:
         """Form the group, one generation higher.
 
         Raises:
-            GroupError: it cannot be formed, and all ranks are there.
-            PoolError: as above, and a rank is not there.
+            GroupError: it was not formed, and all ranks are there.
+            EngineDiedError: a rank is not there; one that does not come is killed.
         """
-        failed: PoolError | None = None
-        for _ in range(_NUM_ATTEMPTS):
-            wait_futures(self._aborting, timeout=_ABORT_S)
-            self._aborting.clear()
-            try:
-                self._form(placed)
-                return
-            except PoolError as error:
-                self.abort(dict.fromkeys(self._engines.alive_ranks()))
-                if isinstance(error, EngineDiedError):  # there is no group without it
-                    raise
-                failed = failed or error  # the others only hear that somebody does not come
-                if isinstance(error, UnansweredError):
-                    for rank in error.ranks:  # so that they are replaced
-                        self._engines.kill(
-                            rank, "did not come to the process group, and was killed"
-                        )
-                    self.wait_until_gone(error.ranks)
-                    raise EngineDiedError(self._explained(error, failed.ranks)) from failed
-        assert failed is not None
-        message = f"the process group was not formed: {self._explained(failed, failed.ranks)}"
-        raise GroupError(message, failed.kind, *failed.names, ranks=failed.ranks) from failed
+        wait_futures(self._aborting, timeout=_ABORT_S)
+        self._aborting.clear()
+        slower = "nccl" if "nccl" in (placed.backend, placed.training_backend) else "gloo"
+        try:
+            self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)
+            self.generation += 1  # also if it fails: no other one has its number
+            store = str(self._engines.new_file(f"group{self.generation}"))
+            training = list(placed.training_ranks)
+            plan = GroupPlan(store, placed.backend, training, placed.training_backend)
+            self._engines.call_all(FormGroup(plan), timeout_s=_FORM_S[slower])
+        except PoolError as error:
+            self.abort(dict.fromkeys(self._engines.alive_ranks()))
+            if isinstance(error, EngineDiedError):
+                raise
+            text = self._explained(error)
+            if isinstance(error, UnansweredError):
+                for rank in error.ranks:
+                    self._engines.kill(rank, "did not come to the process group, and was killed")
+                self.wait_until_gone(error.ranks)
+                raise EngineDiedError(text) from error
+            message = f"the process group was not formed: {text}"
+            raise GroupError(message, error.kind, *error.names, ranks=error.ranks) from error
 
     def abort(self, numbers: Mapping[int, int | None]) -> None:
         """Have ranks leave their collectives; returns at once.
@@ -103,22 +102,12 @@ class Forming:
         with engines.changed:
             engines.changed.wait_for(lambda: not set(ranks) & {*engines.alive_ranks()}, DIE_S)
 
-    def _explained(self, error: PoolError, ranks: Sequence[int]) -> str:
-        """An error, and what NCCL has logged on these ranks."""
+    def _explained(self, error: PoolError) -> str:
+        """An error, and what NCCL has logged on its ranks."""
         text = str(error)
-        for rank in ranks:
+        for rank in error.ranks:
             lines = [line.strip() for line in self._engines.log(rank).splitlines()]
             warnings = list(dict.fromkeys(line for line in lines if "NCCL WARN" in line))
             if warnings:
                 text += f" On rank {rank} NCCL wrote: {'; '.join(warnings[-_NUM_WARNINGS:])}."
         return text
-
-    def _form(self, placed: Placement) -> None:
-        self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)
-        self.generation += 1  # also if it fails: no other one has its number
-        store = self._engines.new_file(f"group{self.generation}")
-        plan = GroupPlan(
-            str(store), placed.backend, list(placed.training_ranks), placed.training_backend
-        )
-        slower = "nccl" if "nccl" in (placed.backend, placed.training_backend) else "gloo"
-        self._engines.call_all(FormGroup(plan), timeout_s=_FORM_S[slower])
