@@ -190,15 +190,17 @@ class Execution(Generic[Value]):
 
     def _leave(self) -> None:
         self.keeps = self.ends_well = None
-        if self._group_wanting:
-            self._all_ranks.reform_group()
-        self._all_ranks.turns.end(self._turn)
-        # Forming takes half a second with 32 ranks. An error is reported before it, and the next
-        # call waits. Not so after a stop: people press twice, and the second press would meet the
-        # end of the cell, where an `await` has no handler of ours.
-        if self._presses:
-            self._all_ranks.wait_until_mended(_FORM_S)
-        self._finished.set()
+        try:
+            if self._group_wanting:
+                self._all_ranks.reform_group()
+            self._all_ranks.turns.end(self._turn)
+            # Forming takes half a second with 32 ranks. An error is reported before it, and the
+            # next call waits. Not so after a stop: people press twice, and the second press would
+            # meet the end of the cell, where an `await` has no handler of ours.
+            if self._presses:
+                self._all_ranks.wait_until_mended(_FORM_S)
+        finally:
+            self._finished.set()
 
     def _begin(self) -> bool:
         """Wait for the turn, and make the calls; returns whether it came."""

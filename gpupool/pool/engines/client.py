@@ -48,7 +48,7 @@ class EngineClient:
         rank: int,
         call: Call[Value],
         on_message: OnMessage,
-        on_end: Callable[[Future[Any]], None] = lambda reply: None,
+        on_end: Callable[[Future[Any]], None],
     ) -> Future[Reply[Value]]:
         """Make a call on a rank.
 
@@ -57,9 +57,6 @@ class EngineClient:
         and child processes that the call has left behind say later; just before, `on_end` hears it.
         """
         reply: Future[Reply[Value]] = Future()
-
-        def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
-            self._router.listen(message.msg_id, on_message)
 
         def finish(done: Any) -> None:
             result = done.result()  # ipyparallel puts an exception here as a value
@@ -76,7 +73,8 @@ class EngineClient:
             invoke,
             args=(call,),
             ident=self._client._engines[rank].encode(),
-            message_future_hook=prepare,
+            # runs before the request is sent: nothing is missed
+            message_future_hook=lambda sent: self._router.listen(sent.msg_id, on_message),
         )
         # `message.output` resolves after the last output: when the engine is idle again, or the
         # reply says that there was none (gpupool/engine/output/status.py).
@@ -123,7 +121,6 @@ class EngineClient:
         Its notifications come over a channel of their own, whose encryption may be ready later than
         the first engine: what it has sent before is lost.
         """
-
         client = self._client
 
         def ask() -> None:
