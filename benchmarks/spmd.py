@@ -41,7 +41,7 @@ class Shell:
         self.shell = InteractiveShell.instance()
         self.run("%load_ext gpupool\n%gpupool start -n 2 --cpu")
         self.pool = gpupool.current_pool()
-        self.names["client_file"] = str(self.pool._all_ranks.engines._launch.client_file)
+        self.names["client_file"] = self.pool.connection_file
         self.run(
             "import ipyparallel\nview = ipyparallel.Client(client_file)[:]\n"
             "view.block = True\nview.activate()"

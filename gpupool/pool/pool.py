@@ -8,26 +8,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core.errors import PoolError, PoolStartError, SpmdError
+from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.formatting import rank_count
-from gpupool.core.machine.processes import lack_of_processes
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Call, RunSource
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Value
-from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.engines.client import plain_client
+from gpupool.pool.engines.engines import with_log
 from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
@@ -38,87 +36,49 @@ from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
 
 
-class Pool:
+class Pool(Ranks):
     """One engine per rank, alive until stopped. Made by `gpupool.start`; a context manager."""
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
-        self.options = options
+        super().__init__(options)
+        self._all_ranks: Ranks = self  # as calls and variables know it
         self._listeners: list[Callable[[PoolStatus], None]] = []
-        variables = variables_at_start(options.env)
-        self._at_exit: Callable[[], None] = lambda: None
         self._client: Any = None  # that of the user
-        self._all_ranks = Ranks(options, self.tell_listeners)
-        self.group = self._all_ranks.group
-        self.environment = self._all_ranks.environment
-        self.variables = Variables(self._all_ranks)
-        self._all_ranks.on_lost = self.variables.not_there
-        self._all_ranks.on_replaced = self.variables.forget_rank
-        self._all_ranks.hint = self.variables.losses.hint
+        self.variables = Variables(self)
+        self.on_lost = self.variables.not_there
+        self.on_replaced = self.variables.forget_rank
+        self.hint = self.variables.losses.hint
         try:
-            self._all_ranks.start(variables, progress)
-        except PoolStartError:
-            self.stop()
-            raise
-        except PoolError as error:
+            self._start(variables_at_start(options.env), progress)
+        except BaseException as error:
             # of a rank that has died: how, and not what would become of it in a pool that is up
-            full = self._all_ranks.health.full_reason
-            reason = full or redact(str(error), self.hidden_values())
-            if why := lack_of_processes(reason):
-                reason += f" ({why})"
+            _, reason, log_tail = self.trouble
             self.stop()
-            message = f"the pool did not come up; nothing was left running. {reason}"
+            if not isinstance(error, PoolError):
+                raise
+            reason = with_log(reason, log_tail) or redact(str(error), self.hidden_values())
+            message = f"the pool did not come up, and nothing was left running: {reason}"
             raise PoolStartError(message, error.kind, *error.names, ranks=error.ranks) from None
-        except BaseException:
-            self.stop()
-            raise
-        self._at_exit = _stop_at_exit(self)
-        if options.idle_timeout_s is not None:
-            threading.Thread(
-                target=_stop_unused, args=[weakref.ref(self)], name="gpupool-idle", daemon=True
-            ).start()
+        reference = weakref.ref(self)  # neither keeps it alive
+        atexit.register(_stop_at_exit, reference)
+        threading.Thread(target=_watch, args=[reference], name="gpupool-pool", daemon=True).start()
 
     # ---- what a user asks for ------------------------------------------------------------
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._all_ranks.world_size
-
-    @property
     def ranks(self) -> tuple[Rank, ...]:
         """What each rank is: its device, its cores."""
-        return self._all_ranks.placement.ranks
+        return self.placement.ranks
 
     @property
     def training_ranks(self) -> tuple[int, ...]:
         """The ranks that train: those with a GPU, or all."""
-        return self._all_ranks.placement.training_ranks
+        return self.placement.training_ranks
 
     @property
     def backend(self) -> str:
         """That of the group of all ranks."""
-        return self._all_ranks.placement.backend
-
-    @property
-    def training_backend(self) -> str:
-        """That of the ranks that train."""
-        return self._all_ranks.placement.training_backend
-
-    @property
-    def why_cpu(self) -> str:
-        """Why there is no GPU, where one would have been taken; else ""."""
-        return self._all_ranks.placement.why_cpu
-
-    @property
-    def last_error(self) -> SpmdError | None:
-        """The last error of a cell or function, for the debugger."""
-        return self._all_ranks.last_error
-
-    @property
-    def generation(self) -> int:
-        """The number of the process group: one higher each time it is formed."""
-        self._all_ranks.turns.wait_until_formed()
-        return self.group.generation
+        return self.placement.backend
 
     def run(
         self,
@@ -137,7 +97,7 @@ class Pool:
             SpmdError: one or more ranks raised, were interrupted, or took longer than `timeout_s`.
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out
-        chosen = self.select_ranks(ranks)
+        chosen = self.select(ranks)
         recorder = OutputRecorder(chosen, self.hidden_values())
         execution = self.begin(
             source_or_function,
@@ -176,11 +136,9 @@ class Pool:
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
             return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
-        bindings = {} if bindings is None else bindings
+        own = bindings or {}
         calls = {
-            rank: RunSource(
-                source_or_function, cell_number, waits_for_gpu, bindings=bindings.get(rank)
-            )
+            rank: RunSource(source_or_function, cell_number, waits_for_gpu, bindings=own.get(rank))
             for rank in ranks
         }
         return self.execute(calls, on_output, timeout_s, on_notice)
@@ -230,7 +188,7 @@ class Pool:
     def connection_file(self) -> str:
         """The file with which an `ipyparallel.Client` connects, in any process of the same user."""
         self.wait_until_usable()
-        return str(self._all_ranks.engines.client_file)
+        return str(self.engines.launch.client_file)
 
     @property
     def client(self) -> Any:
@@ -239,8 +197,7 @@ class Pool:
         Engine ids are ranks. It is made when it is first asked for, and closed with the pool.
         """
         connection_file = self.connection_file
-        if self._client is None:
-            self._client = plain_client(Path(connection_file))
+        self._client = self._client or plain_client(Path(connection_file))
         return self._client
 
     def interrupt(self, calls: Collection[int] | None = None) -> bool:
@@ -249,45 +206,22 @@ class Pool:
         A training is asked to stop and to keep its network the first time.
 
         Args:
-            calls: only those of these numbers, as in `status().calls`; if empty, those that have
-                none: what has begun since then is left alone.
+            calls: only those of these numbers, as in `status().calls`: what has begun since then is
+                left alone.
 
         Returns:
             Whether any of it still ran.
         """
-        running = self._all_ranks.engines.running()
-        if calls is not None:
-            running = [(rank, n) for rank, n in running if (n in calls if calls else n is None)]
-        for number in {number for _, number in running}:
-            supervised = self._all_ranks.supervised.get(number or 0)
-            if supervised is None:
-                ranks = [rank for rank, running_number in running if running_number == number]
-                self._all_ranks.engines.interrupt(dict.fromkeys(ranks, number))
-            elif supervised.ends_well is not None:
-                end_well, supervised.ends_well = supervised.ends_well, None
+        running = {number for _, number in self.engines.running()}
+        chosen = running if calls is None else running.intersection(calls)
+        found = [one for number, one in list(self.supervised.items()) if number in chosen]
+        for execution in found:
+            if execution.ends_well is not None:
+                end_well, execution.ends_well = execution.ends_well, None
                 end_well()
             else:  # it also aborts the collectives that ranks wait in
-                supervised.interrupt()
-        return bool(running)
-
-    def restart(
-        self,
-        ranks: str | int | Iterable[int] | None = None,
-        *,
-        progress: Progress = unheard,
-    ) -> None:
-        """End the engines of some ranks, or of all, and start new ones in their place.
-
-        A new engine has the rank, device and environment of the old one and joins the group, which
-        is formed again; its variables are lost, those of the other ranks stay. What runs on them is
-        interrupted. A rank that has died is replaced without being asked. A restart that is
-        interrupted continues in the background.
-
-        Raises:
-            PoolError: the pool was stopped or has lost its controller, or a new engine did not come
-                up.
-        """
-        self._all_ranks.restart(self.select_ranks(ranks), progress)
+                execution.interrupt()
+        return bool(found)
 
     def sync_from(
         self,
@@ -312,27 +246,27 @@ class Pool:
             PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
             SpmdError: a rank failed, or cannot read it, or the user interrupted.
         """
-        return sync_state(self._all_ranks, self.variables, rank, names, ranks)
+        return sync_state(self, self.variables, rank, names, ranks)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
-        ranks, placed = self._all_ranks, self._all_ranks.placement
+        placed = self.placement
         return PoolStatus(
-            state=ranks.state,
-            reason=ranks.health.reason,
+            state=self.state,
+            reason=self.trouble.reason,
             backend=placed.backend,
-            generation=ranks.group.generation,
+            generation=self.group.generation,
             ranks=placed.ranks,
-            pids=ranks.engines.pids,
+            pids=self.engines.pids,
             env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
             idle_timeout_s=self.options.idle_timeout_s,
             training_ranks=placed.training_ranks,
             training_backend=placed.training_backend,
             why_cpu=placed.why_cpu,
-            replaced_after=ranks.replaced_after,
+            replaced_after=self.turns.mending_waits_for,
             credentials=self.environment.credentials,
-            calls=tuple(sorted({n for _, n in ranks.engines.running() if n is not None})),
+            calls=tuple(sorted({n for _, n in self.engines.running() if n is not None})),
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
@@ -345,7 +279,7 @@ class Pool:
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
-        text = redact(self._all_ranks.engines.log(self.select_ranks(rank)[0]), self.hidden_values())
+        text = self.engines.log(self.select(rank)[0])
         return "\n".join(text.splitlines()[-num_lines:])
 
     def stop(self, reason: str = "") -> None:
@@ -355,14 +289,15 @@ class Pool:
             reason: what the status says from then on.
         """
         with presses.ignored():  # it would be half stopped, and not be stopped again
-            if not self._all_ranks.health.end(reason):
+            if not self.engines.stopped:
+                self._why_stopped = reason
+            self.environment.close()
+            if not self.engines.stop():
                 return
-            atexit.unregister(self._at_exit)
             if self._client is not None:
                 self._client.close(linger=0)
-            self._all_ranks.stop()
             self.variables.buffers.clear()
-        self.tell_listeners()
+        self._tell_listeners()
 
     def __enter__(self) -> Pool:
         return self
@@ -384,10 +319,6 @@ class Pool:
 
     # ---- what the folders above build on -------------------------------------------------
 
-    def select_ranks(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
-        """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
-        return self._all_ranks.select(ranks)
-
     def execute(
         self,
         calls: Mapping[int, Call[Value]],
@@ -400,31 +331,19 @@ class Pool:
         Args:
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
-        return Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
-
-    def ask(
-        self, request: ControlRequest[Found], ranks: Iterable[int]
-    ) -> dict[int, Future[Answer[Found]]]:
-        """Send a control request to some ranks: see `Ranks.ask`."""
-        return self._all_ranks.ask(request, ranks)
+        return Execution(self, calls, on_output, timeout_s, on_notice)
 
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
-        return self._all_ranks.engines.new_file(name)
+        return self.engines.new_file(name)
 
     def hidden_values(self) -> Secrets:
         """The secret values that must not be shown: those of now and those that are sent later."""
-        return self._all_ranks.secrets
+        return self.secrets
 
-    def wait_until_usable(self) -> None:
-        """Wait for ranks that are being replaced; a PoolError says why nothing can run, if so."""
-        self._all_ranks.wait_until_usable()
+    # ---- inside --------------------------------------------------------------------------
 
-    def forget_listeners(self) -> None:
-        """From now on nobody hears what becomes of the pool."""
-        self._listeners.clear()
-
-    def tell_listeners(self) -> None:
+    def _tell_listeners(self) -> None:
         """Have those who show the pool show it as it is now."""
         for listener in self._listeners:
             try:
@@ -432,50 +351,35 @@ class Pool:
             except Exception:  # a picture that cannot be drawn must not keep an idle pool alive
                 logging.getLogger("gpupool").exception("a listener of the pool failed")
 
-    # ---- inside --------------------------------------------------------------------------
-
     def _idle_left_s(self) -> float | None:
-        limit = self.options.idle_timeout_s
+        limit, engines = self.options.idle_timeout_s, self.engines
         if limit is None:
             return None
         # A rank that was given up is busy for ever; that must not keep a broken pool.
-        if self._all_ranks.health.state == "well" and self._all_ranks.engines.busy_ranks():
+        if engines.running() and not self.trouble.kind:
             return limit
-        return limit - (time.monotonic() - self._all_ranks.engines.last_used)
+        return limit - (time.monotonic() - engines.last_used)
 
 
-def _stop_at_exit(pool: Pool) -> Callable[[], None]:
-    """Stop the pool when the interpreter ends; does not keep it alive until then.
-
-    What is returned is registered with `atexit`.
-    """
-    reference = weakref.ref(pool)
-
-    def stop() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.forget_listeners()  # what they draw on is going away, too
-            alive.stop()
-
-    return atexit.register(stop)
+def _stop_at_exit(reference: weakref.ref[Pool]) -> None:
+    """Stop the pool when the interpreter ends."""
+    if (pool := reference()) is not None:
+        pool._listeners.clear()  # what they draw on is going away, too
+        pool.stop()
 
 
-def _stop_unused(reference: weakref.ref[Pool]) -> None:
-    """Stop the pool when nobody has used it for long, after a warning.
-
-    Does not keep it alive until then.
-    """
-    warned = False
+def _watch(reference: weakref.ref[Pool]) -> None:
+    """Tell what becomes of the pool, and stop it when nobody has used it for long."""
+    told: tuple[str, bool] = ("", False)
     while (pool := reference()) is not None:
         status = pool.status()
-        left = status.idle_left_s
-        if status.state == "stopped" or left is None:
+        if status.state == "stopped":
             return
-        if status.stops_soon != warned:
-            warned = status.stops_soon
-            pool.tell_listeners()
+        if told != (status.reason, status.stops_soon):
+            told = status.reason, status.stops_soon
+            pool._tell_listeners()
+        left = 1.0 if status.idle_left_s is None else status.idle_left_s
         if left <= 0:
             pool.stop(f"stopped after {pool.options.idle_timeout} without use")
-            return
         del pool  # else a pool that nobody holds would live until the next look
         time.sleep(min(1.0, max(0.05, left)))

@@ -6,57 +6,50 @@ loss or a new rank, they say by hooks.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from gpupool.core.errors import (
-    EngineDiedError,
-    GroupError,
-    PoolError,
-    PoolStartError,
-    SpmdError,
-    UnansweredError,
-)
+from gpupool.core.errors import GroupError, PoolError, SpmdError, UnansweredError
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
-from gpupool.core.wire.calls import Call, Prepare, WarmUp
-from gpupool.core.wire.events import from_dict
-from gpupool.core.wire.masking import redact, redact_all
-from gpupool.core.wire.output import OnOutput, OutputKind
-from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.calls import Prepare, WarmUp
+from gpupool.core.wire.masking import redact
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
-from gpupool.pool.engines.engines import Engines
+from gpupool.pool.engines.engines import NEW_POOL, Engines, Loss, with_log
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.launchers.placement import Placement, place_ranks
-from gpupool.pool.notices import NoticeLines, Progress, with_bar
+from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
-from gpupool.pool.upkeep.health import Health
 from gpupool.pool.upkeep.turns import Turn, Turns
 
-_log = logging.getLogger("gpupool")
-_NUM_REPLACEMENTS = 3  # of a rank that does not come up
+_NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out
 
 
-class Supervised(Protocol):
-    """A call that a thread supervises: `calls/execution.py`.
+class Trouble(NamedTuple):
+    """Why a pool cannot be used: its `kind` is that of the error; all is well without.
 
-    `ends_well` asks a training to stop and to keep its network; it is taken by who calls it.
+    It is "stopped" (`reason`: why, if that is to be said), "lost" (a process that all ranks need),
+    "replacing" (lost ranks), "given up" (ranks that are not replaced unasked) or "no group" (which
+    could not be formed, and all ranks are there).
     """
 
-    ends_well: Callable[[], None] | None
-
-    def interrupt(self) -> None:
-        """Interrupt the ranks that still run, and free them from collectives."""
+    kind: str = ""
+    reason: str = ""
+    log_tail: str = ""
 
 
 class Ranks:
-    """One engine per rank, their turns, process group, environment and health.
+    """One engine per rank, their turns, process group and environment: what a pool builds on.
 
-    Any thread may call it. Its hooks:
+    Any thread may call it.
+
+    Lost ranks are replaced, and the group is formed again, by one thread, in a turn of all ranks
+    that comes before those that wait: what runs ends first, and nothing begins until all is well.
+
+    Its hooks:
         on_lost(rank, numbers): the rank does not have these parcels, though they were on their way.
         on_replaced(rank, how): the rank is new; `how` the one before it ended ("was restarted").
         hint(rank, evalue): what to add to the error of a rank that lacks a name, and the name.
@@ -64,69 +57,54 @@ class Ranks:
 
     placement: Placement
 
-    def __init__(
-        self,
-        options: PoolOptions,
-        on_change: Callable[[], None],
-    ) -> None:
-        """Nothing is started yet; `on_change` is called when the pool breaks or is mended."""
+    def __init__(self, options: PoolOptions) -> None:
+        """Nothing is started yet."""
         self.options = options
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
-        self.turns = Turns(self.reform_group)
-        self.engines = Engines(self._on_loss)
+        self.engines = Engines(options.timeout_s, self._on_loss)
+        self.secrets = self.engines.secrets  # values of now, and those that are sent later
+        self.turns = Turns(self.engines.changed)
         self.group = Forming(self.engines)
         self.environment = Environment(self.engines)
-        self.secrets = self.environment.secrets  # values of now, and those that are sent later
-        self.health = Health(self.secrets, on_change)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str], tuple[str, str]] = lambda rank, evalue: ("", "")
-        # number -> the call on several ranks that is supervised, and can be ended as a whole
-        self.supervised: WeakValueDictionary[int, Supervised] = WeakValueDictionary()
+        self.supervised: WeakValueDictionary[int, Any] = WeakValueDictionary()  # Executions
         self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less
-        self._on_change = on_change
-        self._changing = threading.RLock()  # one at a time changes engines or their group
+        # These are changed with `engines.changed` held.
         self._is_up = False
-        self._losing = threading.Lock()
-        self._recovery: Turn | None = None  # in which lost ranks are replaced, unasked
-        self._unreported: dict[int, str] = {}  # of ranks whose end no cell has reported
+        self._mends = False  # a thread replaces ranks and forms the group, or is about to
+        self._wants_group = False  # it was left, or has failed
+        self._given_up = ""  # why lost ranks are not replaced unasked, or there is no group
+        self._why_stopped = ""
+        self._unreported: dict[int, Loss] = {}  # of which no cell has heard
 
-    def start(self, variables: Mapping[str, str], progress: Progress) -> None:
+    def _start(self, variables: Mapping[str, str], progress: Progress) -> None:
         """Place the ranks, start their engines, send `variables` and form the group.
 
         Raises:
             OptionsError, PlacementError, PoolError: something may run then, until `stop`.
         """
-        self.placement = place_ranks(self.options, self._lock_gpus)
+        engines, force = self.engines, self.options.force
+        self.placement = place_ranks(
+            self.options, lambda uuids, number: engines.launch.lock_gpus(uuids, number, force)
+        )
         for note in self.placement.notes:
             NoticeLines()(note)
-        self.engines.start(self.placement.ranks, self.options.timeout_s, progress)
-        self._prepare()
+        engines.start(self.placement.ranks, progress)
+        self._prepare(range(self.world_size))
         self.environment.start(variables)
-        self._form_group()
-        self._is_up = True
+        self._is_up = True  # one that is lost from now on is replaced
+        self.reform_group()
+        self.wait_until_mended()
+        self.require_usable()
 
-    def stop(self) -> None:
-        """End every process."""
-        self.environment.close()
-        self.engines.stop()
-
-    # ---- what a call asks of them --------------------------------------------------------
+    # ---- what is asked of them -----------------------------------------------------------
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.placement.ranks)
-
-    @property
-    def state(self) -> str:
-        """What `PoolStatus.state` says."""
-        state = self.health.state
-        if state == "well":
-            # what has no number is the pool's own, the forming of its group say
-            has_calls = any(number is not None for _, number in self.engines.running())
-            return "busy" if has_calls else "idle"
-        return state
 
     def select(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
         """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
@@ -135,192 +113,217 @@ class Ranks:
         text = ranks if isinstance(ranks, (str, int)) else ",".join(map(str, ranks))
         return parse_ranks(str(text), self.world_size)
 
-    def call(
-        self, rank: int, call: Call[Value], on_output: OnOutput | None = None
-    ) -> Future[Reply[Value]]:
-        """Make a call on one rank. Fails at once should the engine die meanwhile."""
-
-        def on_message(kind: OutputKind, content: Any) -> None:
-            if on_output is not None:
-                if kind is OutputKind.EVENTS:  # the recorder masks all else, chunk by chunk
-                    content = [from_dict(plain) for plain in redact_all(content, self.secrets)]
-                on_output(rank, kind, content)
-
-        return self.engines.call(rank, call, on_message)
-
     def ask(
         self, request: ControlRequest[Found], ranks: Iterable[int]
     ) -> dict[int, Future[Answer[Found]]]:
-        """Send a control request to some ranks: rank -> its answer, without those that are gone.
+        """Send a control request to some ranks, busy or not: rank -> its answer.
 
-        The status of one that dies meanwhile is "died"; one that does not react never answers.
+        See `Engines.control`.
         """
         return self.engines.control(request, ranks)
 
-    def wait_until_usable(self) -> None:
-        """Wait for ranks that are just being replaced, then raise the PoolError that says why
-        nothing can run, if so.
+    @property
+    def generation(self) -> int:
+        """The number of the process group: one higher each time it is formed."""
+        self.wait_until_mended()
+        return self.group.generation
 
-        Not for a thread that such a replacement may have to wait for.
+    @property
+    def trouble(self) -> Trouble:
+        """The first thing that has gone wrong."""
+        engines = self.engines
+        losses = [engines.broken] if engines.broken else list(engines.losses.values())
+        if engines.stopped:
+            return Trouble("stopped", self._why_stopped)
+        if self._given_up and not engines.broken:
+            return Trouble("given up" if losses else "no group", self._given_up)
+        if losses:
+            kind = "lost" if engines.broken else "replacing"
+            return Trouble(kind, losses[0].sentence, losses[0].log_tail)
+        return Trouble()
+
+    @property
+    def state(self) -> str:
+        """What `PoolStatus.state` says."""
+        kind = self.trouble.kind
+        if kind:
+            return kind if kind in ("stopped", "replacing") else "broken"
+        # what has no number is the pool's own, the forming of its group say
+        has_calls = any(number is not None for _, number in self.engines.running())
+        return "busy" if has_calls else "idle"
+
+    def require_usable(self) -> None:
+        """Raise the PoolError that says why nothing can run, if so."""
+        kind, reason, log_tail = self.trouble
+        lost = sorted(self.engines.losses)
+        listed = ",".join(map(str, lost))
+        way_on = {
+            "stopped": "`%gpupool start` (gpupool.start()) makes a new one.",
+            "lost": NEW_POOL,
+            "given up": f"`%gpupool restart {listed}` replaces it; the other ranks keep theirs.",
+            "no group": "The ranks keep their variables, and the next run tries again.",
+            "replacing": f"Rank {listed} is being replaced: run it again in a moment.",
+        }
+        if kind == "stopped":
+            reason = "this pool was stopped."
+        if kind:
+            raise PoolError(with_log(f"{reason} {way_on[kind]}", log_tail), kind, ranks=lost)
+
+    def wait_until_mended(self, timeout_s: float | None = None) -> None:
+        """Wait until no rank is being replaced, nor the group formed.
+
+        Not for a thread that this may have to wait for.
         """
-        self.turns.wait_until_mended()
-        if self.health.lacks_group:  # another user has disturbed, say, and may have ended
-            self.reform_group()
-        self.health.require_usable()
-        unreported, self._unreported = self._unreported, {}
-        for text in unreported.values():
-            NoticeLines()(text)
 
-    def wait_for_restart(self) -> None:
-        """Wait until no rank is being replaced, nor the group formed."""
-        with self._changing:
-            pass
+        def is_over() -> bool:  # or is the turn of cells on other ranks, and no rank is missing
+            return not self._mends or (
+                not self.engines.losses and bool(self.turns.mending_waits_for)
+            )
+
+        with self.engines.changed:
+            self.engines.changed.wait_for(is_over, timeout_s)
+
+    def wait_until_usable(self) -> None:
+        """Wait until all is mended, then raise the PoolError that says why nothing can run, if so.
+
+        Not for a thread that this may have to wait for.
+        """
+        self.wait_until_mended()
+        if self.trouble.kind == "no group":  # another user has disturbed, say, and may have ended
+            self.reform_group()
+            self.wait_until_mended()
+        self.require_usable()
+        unreported, self._unreported = self._unreported, {}
+        for loss in unreported.values():
+            NoticeLines()(
+                f"{loss.sentence} It has been replaced; its variables are lost, the other ranks "
+                "have theirs."
+            )
 
     # ---- the group, and new engines ------------------------------------------------------
 
     def reform_group(self) -> None:
-        """Form the group again, one generation higher, if every rank is there to join."""
-        with self._changing:
-            lacks_group, num_losses = self.health.lacks_group, self.health.num_losses
-            if self.health.state != "well" and not lacks_group:
-                return
-            try:
-                self._form_group()
-            except EngineDiedError:
-                pass  # it is being replaced, and the group formed then
-            except PoolError as error:
-                self.health.give_up(str(error), ())
-            else:
-                if lacks_group:
-                    self.health.mark_mended((), num_losses)
+        """Have the group formed again, one generation higher, before anything else begins."""
+        with self.engines.changed:
+            self._wants_group = True
+            self._begin_to_mend()
 
-    def restart(self, ranks: Sequence[int], progress: Progress) -> None:
-        """Start new engines in the place of those of some ranks: see `Pool.restart`."""
-        with self._changing:
-            self.health.require_restartable()
-            for rank in ranks:  # what it had is given up on purpose
-                self._unreported.pop(rank, None)
-            try:
-                self._mend(ranks, progress)
-            except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
-                for rank in ranks:
-                    self._lose(f"rank {rank} was restarted.", "", rank)
-                raise
-            if self.health.state != "replacing":  # one that has died since is replaced unasked
-                self.health.require_usable()
+    def restart(
+        self,
+        ranks: str | int | Iterable[int] | None = None,
+        *,
+        progress: Progress = unheard,
+    ) -> None:
+        """End the engines of some ranks, or of all, and start new ones in their place.
 
-    @property
-    def replaced_after(self) -> tuple[str, ...]:
-        """What runs on the other ranks and ends before a replacement begins."""
-        return self.turns.mending_waits_for
+        A new engine has the rank, device and environment of the old one and joins the group, which
+        is formed again; its variables are lost, those of the other ranks stay. What runs on them is
+        interrupted; what runs on the others ends first. A rank that has died is replaced without
+        being asked. A restart that is interrupted continues in the background.
+
+        Raises:
+            PoolError: the pool was stopped or has lost its controller, or a new engine did not come
+                up.
+        """
+        chosen = self.select(ranks)
+        if self.trouble.kind in ("stopped", "lost"):
+            self.require_usable()
+        self.engines.launch.require_folder()
+        listed = ", ".join(map(str, chosen))
+        with with_bar(progress, f"Starting rank {listed} again") as stage:
+            stage(f"starting rank {listed} again")
+            with self.engines.changed:
+                self.engines.lose(chosen, "was restarted")
+                self._given_up = ""
+                self._begin_to_mend()
+                for rank in chosen:
+                    self._unreported.pop(rank, None)  # what it had is given up on purpose
+                    self.engines.kill(rank, "was restarted")
+            self.wait_until_mended()
+        if self.trouble.kind != "replacing":  # one that has died since is replaced unasked
+            self.require_usable()
+
+    def give_up(self, reason: str, ranks: Iterable[int] = ()) -> None:
+        """From now on every run is refused with this reason, until these ranks are restarted.
+
+        Without ranks it is the process group that is missing: the next run forms it first.
+        """
+        with self.engines.changed:
+            self._given_up = redact(reason, self.secrets)
+            self.engines.lose(ranks, "could not be used any more")
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
-        """Hear of the end of a process: see `Engines`."""
-        if rank is not None and not is_heard:
-            lost = "It has been replaced; its variables are lost, the other ranks have theirs."
-            self._unreported[rank] = redact(f"{sentence} {lost}", self.secrets)
-        self._lose(sentence, log_tail, rank)
-
-    def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
-        return self.engines.lock_gpus(uuids, number, self.options.force)
-
-    def _prepare(self, ranks: Sequence[int] | None = None) -> None:
+    def _prepare(self, ranks: Sequence[int]) -> None:
         self.engines.call_all(Prepare(notebook_place()), ranks)
-        on_gpu = [one.rank for one in self.placement.ranks if one.gpu]
-        chosen = [rank for rank in on_gpu if ranks is None or rank in ranks]
+        on_gpu = [rank for rank in ranks if self.placement.ranks[rank].gpu]
         try:  # now: the forming of the group is too short for a driver that is just waking up
-            self.engines.call_all(WarmUp(), chosen, self.options.timeout_s)
+            self.engines.call_all(WarmUp(), on_gpu, self.options.timeout_s)
         except UnansweredError as error:
-            listed = ", ".join(map(str, error.ranks))
-            raise PoolStartError(
-                f"the GPU of rank {listed} did not begin to work within {self.options.timeout_s:g} "
-                "s. A larger timeout_s (--timeout) gives a slow machine more time.",
-                "late",
-                ranks=error.ranks,
-            ) from None
+            raise self.engines.too_late(f"the GPU of rank {error.ranks[0]}") from None
 
-    def _form_group(self) -> None:
-        placed = self.placement
-        self.group.form(placed.backend, placed.training_ranks, placed.training_backend)
+    def _on_loss(self, rank: int, loss: Loss) -> None:
+        """A rank is lost in this moment: see `Engines`."""
+        if not loss.is_heard:
+            self._unreported[rank] = loss
+        if self._is_up and self.trouble.kind != "given up":
+            self._begin_to_mend()
 
-    def _replace(self, ranks: Sequence[int], progress: Progress) -> str:
-        """Start new engines for these ranks; why they then have no process group, or ""."""
-        others = [rank for rank in self.engines.alive_ranks() if rank not in ranks]
-        for rank in ranks:
-            self.on_replaced(rank, self.health.lost.get(rank, "was restarted"))
-        self.engines.restart(ranks, self.options.timeout_s, progress)
-        self._prepare(ranks)
-        self.environment.bring(ranks)
-        # The others may compute, or wait in the old group for a rank that is gone.
-        busy = [rank for rank in self.engines.busy_ranks() if rank in others]
+    def _begin_to_mend(self) -> None:
+        """Have a thread mend what is to be mended, if none does; with `engines.changed` held."""
+        if self.trouble.kind == "no group":  # it is tried again
+            self._given_up = ""
+        if not self._mends:
+            self._mends = True
+            everyone = range(self.world_size)
+            turn = self.turns.ask(everyone, "the forming of the process group", first=True)
+            threading.Thread(
+                target=self._mend, args=[turn], name="gpupool-mending", daemon=True
+            ).start()
+
+    def _mend(self, turn: Turn) -> None:
+        """Replace what is lost and form the group, until all is well or is given up."""
+        self.turns.begin(turn, timeout_s=None)
+        late, errors = time.monotonic() + self.options.timeout_s, list[Exception]()
+        while self._has_to_mend(turn):
+            lost = self.engines.losses
+            try:
+                if lost:
+                    self._replace(lost)
+                self.group.form(self.placement)
+                self._wants_group = False
+                self.engines.note_replaced(lost)
+            except Exception as error:  # of one that has died meanwhile, say
+                errors.append(error)
+                if isinstance(error, GroupError):
+                    self._wants_group = True
+                    self.engines.note_replaced(lost)
+                if len(errors) == _NUM_ATTEMPTS or time.monotonic() > late:
+                    # The first one says why; later ones may only hear that somebody does not come.
+                    why = next(str(one) for one in errors if type(one) is type(error))
+                    if lost := self.engines.losses:
+                        listed = ", ".join(map(str, sorted(lost)))
+                        why = f"rank {listed} could not be started again: {why}"
+                    self.give_up(why, lost)
+
+    def _has_to_mend(self, turn: Turn) -> bool:
+        """Whether there is something to mend; if not, the turn is over."""
+        with self.engines.changed:
+            kind = self.trouble.kind
+            self._mends = kind == "replacing" or (not kind and self._wants_group)
+            if not self._mends:
+                self.turns.end(turn)
+            return self._mends
+
+    def _replace(self, lost: Mapping[int, Loss]) -> None:
+        """Start new engines for these ranks, and get all ready to form the group."""
+        others = {*self.engines.alive_ranks()} - lost.keys()
+        for rank, loss in lost.items():
+            self.on_replaced(rank, loss.how)
+        self.engines.restart(sorted(lost))
+        self._prepare(sorted(lost))
+        self.environment.bring(lost)
+        # The others may wait in the old group for a rank that is gone.
+        busy = {rank for rank, _ in self.engines.running()} & others
         self.engines.interrupt(dict.fromkeys(busy))
         self.group.abort(dict.fromkeys(others))
-        try:
-            self._form_group()
-        except GroupError as error:
-            return str(error)
-        return ""
-
-    def _mend(self, ranks: Iterable[int], progress: Progress) -> None:
-        """Replace these ranks, and those that are lost or go meanwhile, while nothing else changes
-        them. `health` says what could not be mended."""
-        wanted, late = set(ranks), time.monotonic() + self.options.timeout_s
-        for attempt in range(1, _NUM_REPLACEMENTS + 1):
-            num_losses = self.health.num_losses  # before `lost` is asked for
-            wanted.update(self.health.lost)
-            chosen = tuple(sorted(wanted))
-            listed = ", ".join(map(str, chosen))
-            try:
-                with with_bar(progress, f"Starting rank {listed} again") as stage:
-                    ungrouped = self._replace(chosen, stage)
-            except Exception as error:  # of one that has died meanwhile, say
-                is_late = time.monotonic() > late or self.health.stopped
-                if is_late or attempt == _NUM_REPLACEMENTS:
-                    reason = f"rank {listed} could not be started again: {error}"
-                    self.health.give_up(reason, chosen)
-                    return
-            else:
-                self.health.mark_mended(chosen, num_losses)
-                if ungrouped:
-                    self.health.give_up(ungrouped, ())
-                if self.health.state != "replacing":
-                    return
-                wanted.clear()
-
-    def _lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
-        """Note that a process is gone, and have its rank replaced."""
-        with self._losing:
-            self.health.lose(sentence, log_tail, rank)
-            replaces = rank is not None and self._is_up and self.health.state == "replacing"
-            if replaces and self._recovery is None:  # else the thread looks again before it ends
-                name = f"the replacement of rank {rank}"
-                self._recovery = self.turns.ask(range(self.world_size), name, first=True)
-                work = threading.Thread(target=self._recover, args=[self._recovery], daemon=True)
-                work.name = "gpupool-recovery"
-                work.start()
-        self._on_change()
-
-    def _recover(self, turn: Turn) -> None:
-        """Replace lost ranks as long as there are any. It has its turn like a cell, before all that
-        wait: what runs on the other ranks ends first, and nothing begins until the group is whole.
-        """
-        try:
-            self.turns.begin(turn, timeout_s=None)
-            while not self._is_recovered():
-                with self._changing:
-                    if self.health.state == "replacing":  # and not mended by a restart
-                        self._mend((), _log.debug)
-        except Exception:  # whoever waits would wait for ever
-            _log.exception("lost ranks were not replaced")
-            with self._losing:
-                self._recovery = None
-        finally:
-            self.turns.end(turn)
-
-    def _is_recovered(self) -> bool:
-        with self._losing:
-            if self.health.state != "replacing":
-                self._recovery = None
-            return self._recovery is None

@@ -88,9 +88,8 @@ def current_pool(create: bool = False) -> Pool:
             f"no pool runs in this notebook{_last_end()}. `%gpupool start` (gpupool.start()) "
             "starts one."
         )
-    sentence = started_unasked()
-    pool = start_unasked()
-    print(sentence.format(describe(pool)))
+    pool, line = start_unasked()
+    print(line)
     return pool
 
 
@@ -105,21 +104,20 @@ def _refuse_on_rank() -> None:
         )
 
 
-def start_unasked(progress: Progress = unheard) -> Pool:
+def start_unasked(progress: Progress = unheard) -> tuple[Pool, str]:
     """Start a pool with the default options, and the keys that this notebook reads its data with.
 
     Who lists data with a key in the environment and then trains on them wants ranks that can read
     them. Another pool gets keys by `%gpupool env` alone.
+
+    Returns:
+        It, and a line that says so: what the ranks of an earlier pool had is gone.
     """
-    return start(progress=progress, env=environ.used(os.environ))
-
-
-def started_unasked() -> str:
-    """The line for a start that the user did not ask for by name: it takes a moment, and what
-    the ranks of an earlier pool had is gone. {} stands for the new pool."""
-    keys = ", ".join(environ.used(os.environ))
-    sent = f", with {keys} of this notebook, which reads its data with them" if keys else ""
-    return f"gpupool: no pool was running{_last_end()}; started {{}}{sent}."
+    keys, last_end = environ.used(os.environ), _last_end()
+    pool = start(progress=progress, env=keys)
+    sent = f", with {', '.join(keys)} of this notebook, which reads its data with them"
+    line = f"gpupool: no pool was running{last_end}; started {describe(pool)}{sent * bool(keys)}."
+    return pool, line
 
 
 def find() -> Pool | None:
@@ -142,21 +140,15 @@ def stop() -> bool:
 
 
 def describe(pool: Pool) -> str:
-    """Size, device and backend in a few words.
+    """Size, devices and backend in a few words.
 
-    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks, one NVIDIA H200 each (nccl)" or
-    "3 ranks, 2 with a GPU: NVIDIA H200 (gloo)".
+    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks on NVIDIA H200 (nccl)" or
+    "3 ranks on CPU, NVIDIA H200 (gloo)".
     """
-    names = sorted({rank.gpu.name for rank in pool.ranks if rank.gpu})
-    num_gpus = sum(rank.gpu is not None for rank in pool.ranks)
-    if not names:
-        device = f" on CPU: {pool.why_cpu}" if pool.why_cpu else " on CPU"
-    elif num_gpus == pool.world_size:
-        device = f", one {' or '.join(names)} each"
-    else:
-        device = f", {num_gpus} with a GPU: {' or '.join(names)}"
-    plural = "s" if pool.world_size > 1 else ""
-    return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
+    names = sorted({rank.gpu.name if rank.gpu else "CPU" for rank in pool.ranks})
+    why_cpu = pool.status().why_cpu
+    devices = ", ".join(names) + (f": {why_cpu}" if why_cpu else "")
+    return f"{rank_count(pool.world_size)} on {devices} ({pool.backend})"
 
 
 def _last_end() -> str:
@@ -183,16 +175,5 @@ def gpus() -> GpuTable:
     ranks = pool.ranks if pool is not None else ()
     selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
     others = uses(found.gpus, list(selected))
-    none = f"No GPU: {found.why_none}. {_instead(pool)}"
+    none = f"No GPU: {found.why_none}. A pool has CPU ranks then: `%gpupool start -n 4`."
     return GpuTable(found.gpus, selected, none, others)
-
-
-def _instead(pool: Pool | None) -> str:
-    """The sentence on what a pool without GPUs computes on: that of this notebook, or a new one."""
-    if pool is None:
-        return "A pool has 2 CPU ranks then, or as many as you like: `%gpupool start -n 4`."
-    num_threads = sorted({rank.num_threads for rank in pool.ranks})
-    shown = " or ".join(map(str, num_threads))
-    threads = "thread" if shown == "1" else "threads"
-    ranks = "1 CPU rank" if pool.world_size == 1 else f"{pool.world_size} CPU ranks"
-    return f"The pool has {ranks} of {shown} {threads} each."

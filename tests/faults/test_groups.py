@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from gpupool import Pool, SpmdError
-from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 EARLIER = "earlier group"
@@ -58,15 +57,6 @@ def test_a_ddp_model_goes_on_after_an_error_in_the_middle_of_a_backward_pass(poo
         assert set(dict(pool3.run(DDP, timeout_s=20)).values()) == {8.0}
 
 
-def test_one_whose_parameters_were_frozen_since_says_to_make_it_again(pool3: Pool) -> None:
-    """A wrapper made now would leave their gradients out for good."""
-    pool3.run("model.bias.requires_grad_(False)")
-    fail(pool3, "if rank == 1: raise ValueError('typo')\ndist.barrier()")
-    pool3.run("model.bias.requires_grad_(True)")
-    with raises(SpmdError, EARLIER):
-        pool3.run(DDP, timeout_s=20)
-
-
 @pytest.mark.parametrize("use", [*USES.values(), SUB.format(1, "without_1")])
 def test_whichever_is_used_there_is_one_error_that_says_to_make_it_again(
     pool3: Pool, use: str
@@ -85,28 +75,6 @@ def test_whichever_is_used_there_is_one_error_that_says_to_make_it_again(
     assert pool3.generation == generation  # what was made since is not lost by it
     pool3.run(HOLDERS)
     assert set(dict(pool3.run(USES["fsdp"])).values()) == {8.0}
-
-
-def test_an_error_of_the_users_own_that_speaks_of_connections_is_none_of_a_group(
-    pool3: Pool,
-) -> None:
-    """Also while groups are held that were left; it costs no group."""
-    fail(pool3)
-    generation = pool3.generation
-    own = "download failed: Connection reset by peer"
-    with pytest.raises(SpmdError, match=own):
-        pool3.run(f"raise RuntimeError({own!r})", ranks=[0])
-    assert pool3.generation == generation
-
-
-def test_a_present_group_that_another_rank_has_left_is_not_called_an_earlier_one(
-    pool3: Pool,
-) -> None:
-    fail(pool3)
-    pool3.run("import time; sub = dist.new_group([0, 1])\nif rank < 2: dist.barrier(sub)")
-    leave = "time.sleep(0.2); dist.destroy_process_group(sub); del sub"
-    with pytest.raises(SpmdError, match="losed by peer"):
-        pool3.run(f"if rank == 1: {leave}\nif rank == 0: dist.barrier(sub)", timeout_s=20)
 
 
 def test_an_error_before_any_collective_leaves_everything_as_it_is(pool3: Pool) -> None:
@@ -137,21 +105,6 @@ def test_a_rank_that_forms_a_group_for_which_another_does_not_come_is_freed(pool
 
 SLOW = "from tests.engine.group import slow_backend\n"
 FAILS = "if rank == 0: 1 / 0\ndist.all_reduce(torch.ones(1))"
-
-
-@pytest.mark.long
-def test_a_rank_that_forms_a_sub_group_alone_is_freed_whatever_its_back_end(
-    pool3: Pool,
-) -> None:
-    """It would wait inside torch, where nothing can be aborted yet: such ranks are replaced."""
-    pids = pool3.status().pids
-    pool3.run(f"{SLOW}slow_backend.register()")
-    for ranks in ([1, 2], [0, 1]):  # rank 1 waits for a member, or for one that is none
-        alone = f"if rank == 1: dist.new_group({ranks}, backend='slow')\nelse: 1 / 0"
-        with pytest.raises(SpmdError, match="ZeroDivisionError"):
-            pool3.run(alone)
-    assert pool3.status().pids == pids
-    assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
 
 
 def test_a_rank_that_waits_in_the_store_of_the_group_is_freed(pool3: Pool) -> None:

@@ -77,6 +77,24 @@ def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel) -
     assert kernel.run("%spmd rank").status == "ok"
 
 
+def test_a_kernel_killed_while_one_rank_stands_still_and_the_other_computes_leaves_nothing(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run(START)
+    pids, killed = family_in(kernel), pid_of(kernel)
+    folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
+    assert {"starter", "controller", "rank 0", "rank 1"} <= pids.keys()
+    begun = tmp_path / "rank"
+    kernel.client.execute(
+        f"%%spmd\n{reach(begun)}\nif rank == 0:\n    dist.barrier()\nelse:\n    while 1: pass"
+    )
+    until(lambda: reached(begun, 0, 1), 20.0, "its beginning")
+    os.kill(pids["rank 0"], signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
+    until(lambda: not folder.exists(), GONE_S, "the folder's removal")
+
+
 INTERRUPTED = """
 import signal, time
 import psutil
@@ -128,61 +146,6 @@ def test_an_interrupt_at_any_moment_of_its_start_loses_no_starter() -> None:
     assert output.splitlines()[-1] == "True []"
 
 
-# ---- what is not the end ---------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
-    kernel: Kernel, clean_kernel: Kernel, tmp_path: Path
-) -> None:
-    """The one is killed while one of its ranks stands still and the other computes."""
-    kernel.run(START)
-    clean_kernel.run(START)
-    first, second, killed = family_in(kernel), family_in(clean_kernel), pid_of(kernel)
-    folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
-    assert {"starter", "controller", "rank 0", "rank 1"} <= first.keys()
-    assert not set(first.values()) & set(second.values())
-    begun = tmp_path / "rank"
-    kernel.client.execute(
-        f"%%spmd\n{reach(begun)}\nif rank == 0:\n    dist.barrier()\nelse:\n    while 1: pass"
-    )
-    until(lambda: reached(begun, 0, 1), 20.0, "its beginning")
-    os.kill(first["rank 0"], signal.SIGSTOP)
-    os.kill(killed, signal.SIGKILL)
-    until(lambda: gone(*first.values()), GONE_S, "the end of all processes")
-    until(lambda: not folder.exists(), GONE_S, "the folder's removal")
-    assert clean_kernel.run("%spmd rank").status == "ok"
-    assert family_in(clean_kernel) == second
-
-
-# ---- the idle pool ---------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
-    clean_kernel: Kernel,
-) -> None:
-    clean_kernel.run("%load_ext gpupool\n%gpupool stop")
-    started = clean_kernel.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
-    (bar,) = started.outputs
-    bars: list[str] = []
-
-    def listen() -> None:
-        while not (bars and "stopped after 4s without use" in bars[-1]):
-            content = clean_kernel.client.get_iopub_msg(timeout=60)["content"]
-            if content.get("transient") == bar["transient"]:
-                bars.append(content["data"]["text/plain"])
-
-    listen()
-    assert ": idle, " in bars[0]
-    assert " s if idle" in bars[0]
-    assert bars[-1].startswith("Pool of 1: stopped")
-    cell = clean_kernel.run("%%spmd\nprint('hello')")
-    assert (
-        "no pool was running (the last one was stopped after 4s without use); started" in cell.text
-    )
-
-
 # ---- the starter ends first --------------------------------------------------------------------
 
 STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
@@ -198,22 +161,3 @@ def test_without_a_starter_the_notebook_ends_what_the_ranks_had_started() -> Non
     until(lambda: gone(*pids), GONE_S, "the end of all processes")
     until(lambda: not folder.exists(), GONE_S)
     pool.stop()
-
-
-FORK = """
-import os, sys, time
-import gpupool
-with gpupool.start(n=1, device="cpu") as pool:
-    pid = os.fork()
-    if pid == 0:
-        sys.exit(7)  # as a library's worker may: with all that is registered to run at exit
-    began = time.monotonic()
-    status = os.waitpid(pid, 0)[1]
-    print(os.waitstatus_to_exitcode(status), time.monotonic() - began < 20, dict(pool.run("rank")))
-"""
-
-
-@pytest.mark.long
-def test_a_process_that_the_notebook_forks_ends_at_once_and_the_pool_stays() -> None:
-    output, _ = notebook(FORK).communicate(timeout=60)
-    assert output.splitlines()[-1] == "7 True {0: 0}"

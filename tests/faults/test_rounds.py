@@ -42,7 +42,7 @@ def go_round(faulty: Faulty, number: int) -> None:
     else:
         cell = faulty.begin(MISMATCH)
         cell.wait(0.02)
-        faulty.pool.group.abort(None)
+        faulty.pool.group.abort(dict.fromkeys(range(3)))
         assert cell.wait(10.0)
         assert len(cell.errors) == 3
     assert dict(faulty.pool.run(SUM, timeout_s=30)) == {0: 3.0, 1: 3.0, 2: 3.0}

@@ -32,13 +32,13 @@ def gpu() -> Iterator[Gpu]:
 
 def test_a_rank_has_its_gpu_and_the_group_is_nccl(gpu: Gpu) -> None:
     with gpupool.start(n=1, gpus=gpu.uuid) as pool:
-        assert (pool.backend, pool.training_backend, pool.training_ranks) == ("nccl", "nccl", (0,))
+        assert (pool.backend, pool.training_ranks) == ("nccl", (0,))
         assert pool.run("str(device), torch.cuda.device_count()")[0] == ("cuda:0", 1)
         assert pool.run("torch.cuda.get_device_name()")[0] in gpu.name
         assert pool.run("dist.get_backend_config()")[0] == "cpu:gloo,cuda:nccl"
         assert pool.run("str(dist.group.WORLD.bound_device_id)")[0] == "cuda:0"
         assert pool.run(SUM)[0] == 1.0
-        assert session.describe(pool) == f"1 rank, one {gpu.name} each (nccl)"
+        assert session.describe(pool) == f"1 rank on {gpu.name} (nccl)"
 
 
 def test_the_table_names_the_rank_and_the_process_that_holds_memory(gpu: Gpu) -> None:
@@ -59,7 +59,7 @@ def test_the_table_names_the_rank_and_the_process_that_holds_memory(gpu: Gpu) ->
 
 def test_a_rank_beyond_the_gpus_is_there_and_takes_no_part_in_training(gpu: Gpu) -> None:
     with gpupool.start(n=2, gpus=gpu.uuid) as pool:
-        assert (pool.backend, pool.training_backend) == ("gloo", "nccl")
+        assert (pool.backend, pool.status().training_backend) == ("gloo", "nccl")
         assert pool.training_ranks == (0,)
         assert dict(pool.run("str(device)")) == {0: "cuda:0", 1: "cpu"}
         assert dict(pool.run("torch.cuda.device_count()")) == {0: 1, 1: 0}

@@ -6,14 +6,11 @@ the file that it names has to change.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import io
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import Process
@@ -21,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import pytest
 import torch
 from botocore.credentials import create_credential_resolver
 from botocore.session import Session
@@ -29,34 +25,14 @@ from ipyparallel.controller.app import IPController
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
-from gpupool.pool.engines.client import plain_client
 from tests.servers.issuer import Issuer
-from tests.support.processes import folder_of, until
+from tests.support.processes import until
 
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture
-def client(pool2: Pool) -> Iterator[Any]:
-    """ipyparallel's own client, beside the pool's: its engines are ordinary ones."""
-    file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
-    client = plain_client(file)
-    yield client
-    client.close(linger=0)
-
-
 def forty_two() -> int:
-    print("asked")
     return 42
-
-
-def request(client: Any, rank: int, hook: Any = None) -> Any:
-    return client.send_apply_request(
-        client._mux_stream,
-        forty_two,
-        ident=client._engines[rank].encode(),
-        message_future_hook=hook,
-    )
 
 
 def test_the_controller_only_sleeps_by_its_time_and_finds_its_heart_monitor_by_name() -> None:
@@ -71,59 +47,6 @@ def test_the_controller_only_sleeps_by_its_time_and_finds_its_heart_monitor_by_n
     assert {"hearts", "responses", "lifetime", "period"} <= set(dir(heartmonitor.HeartMonitor))
 
 
-def test_an_engine_does_without_debugpy_which_a_cell_may_import(pool2: Pool) -> None:
-    """That ipykernel's debugger may be missing: engine/boot.py."""
-    script = (
-        "from ipykernel import debugger as d\nimport debugpy\n(d._is_debugpy_available, debugpy)"
-    )
-    flags = [pool2.run(script)[rank][0] for rank in (0, 1)]
-    assert flags == [False, False]
-
-
-def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client: Any) -> None:
-    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/engines/client.py."""
-    heard: list[str] = []
-    hooked: list[Any] = []
-
-    def hook(message: Any) -> None:
-        hooked.append(message)
-        message.iopub_callbacks.append(lambda msg: heard.append(msg["header"]["msg_type"]))
-
-    message = request(client, 0, hook)
-    assert hooked == [message]
-    assert message.result(TIMEOUT_S) == 42  # this and the output come by different ways
-    message.output.result(TIMEOUT_S)  # resolves after the last output
-    assert "stream" in heard
-
-
-def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
-    pool2: Pool, client: Any
-) -> None:
-    """`_send`, `_control_stream` and `kernel.control_handlers`, in client.py and control.py."""
-
-    def install() -> None:
-        from IPython.core.getipython import get_ipython
-
-        shell: Any = get_ipython()
-
-        shell.user_ns["heard"] = heard = []
-
-        def handler(stream: Any, ident: Any, parent: Any) -> None:
-            heard.append(threading.current_thread() is threading.main_thread())
-            kernel.session.send(stream, "test_reply", {"status": "ok"}, parent=parent, ident=ident)
-
-        kernel = shell.kernel
-        kernel.control_handlers["test_request"] = handler
-
-    pool2.run(install)
-    busy = "import time\nfor _ in range(1000):\n    if heard: break\n    time.sleep(0.01)\nheard"
-    execution = pool2.begin(busy, ranks=(0,), on_output=lambda *_: None)
-    client._send(
-        client._control_stream, "test_request", content={}, ident=client._engines[0].encode()
-    )
-    assert execution.result()[0].text == "[False]"
-
-
 def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     """`host/controller.py` has a thread call the same with the same."""
     made = inspect.getsource(IPController.init_hub)
@@ -131,33 +54,6 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     assert "self.heartmonitor_process.start()" in inspect.getsource(IPController.start)
     process = Process(target=forty_two, kwargs={"a": 1})
     assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
-
-
-def test_a_debugger_takes_one_command_at_a_time(pool2: Pool) -> None:
-    """`reset`, `setup`, `stack` and `curindex` of IPython's Pdb, in engine/cells/debug.py."""
-
-    def driven() -> list[object]:
-        import io
-
-        from IPython.core.debugger import Pdb
-
-        said = io.StringIO()
-        try:
-            raise ValueError
-        except ValueError as error:
-            debugger = Pdb(stdin=io.StringIO(), stdout=said)
-            debugger.reset()
-            debugger.setup(None, error.__traceback__)
-        debugger.print_stack_entry(debugger.stack[debugger.curindex])
-        stops = [debugger.onecmd(debugger.precmd(line)) for line in ("p 6 * 7", "q")]
-        return ["driven" in said.getvalue(), "42" in said.getvalue(), *stops]
-
-    assert pool2.run(driven, ranks=0)[0] == [True, True, None, 1]
-
-
-def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> None:
-    """Why engine/boot.py gives faulthandler a duplicate of the log's descriptor."""
-    assert str(pool2.run("import os; os.readlink('/proc/self/fd/2')")[0]).startswith("pipe:")
 
 
 def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool) -> None:
@@ -168,16 +64,6 @@ def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool
         assert all(target.startswith("pipe:") for target in targets.values())
     pool2.run("os.write(1, b'to descriptor 1\\n'); os.write(2, b'to descriptor 2\\n')")
     until(lambda: {"to descriptor 1", "to descriptor 2"} <= set(pool2.log(1).splitlines()), 5)
-
-
-def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> None:
-    """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/group/abort.py."""
-    code = (
-        "from torch.distributed import distributed_c10d\n"
-        "groups = list(distributed_c10d._world.pg_map)\n"
-        "dist.group.WORLD in groups, all(callable(group.abort) for group in groups)"
-    )
-    assert pool2.run(code)[0] == (True, True)
 
 
 def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2: Pool) -> None:
@@ -237,15 +123,6 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
     assert pool2.run(recorded)[0] == facts + entry
 
 
-def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
-    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/group/location.py."""
-    code = (
-        "from torch.distributed import distributed_c10d as c\n"
-        "c._world.pg_names[dist.group.WORLD], sorted(c._world.pg_group_ranks[dist.group.WORLD])"
-    )
-    assert dict(pool2.run(code)) == {0: ("0", [0, 1]), 1: ("0", [0, 1])}
-
-
 def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> None:
     """Found by it in the stack, with variables `src`, `dst` and `group`, in location.py."""
     code = (
@@ -280,26 +157,6 @@ def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Pa
     assert found[0].get_frozen_credentials() != found[1].get_frozen_credentials()
     left = found[1]._expiry_time - datetime.now(UTC)
     assert 3500 < left.total_seconds() < 3600
-
-
-def test_asyncio_runs_a_second_loop_in_a_thread_while_the_first_is_hidden() -> None:
-    # top-level await in a cell that the process's own loop is running
-    async def inner() -> int:
-        await asyncio.sleep(0)
-        return 5
-
-    async def outer() -> tuple[int, bool]:
-        mine = asyncio._get_running_loop()
-        asyncio._set_running_loop(None)
-        try:
-            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-                value = runner.get_loop().run_until_complete(inner())
-        finally:
-            asyncio._set_running_loop(mine)
-        await asyncio.sleep(0.001)
-        return value, asyncio.get_running_loop() is mine
-
-    assert asyncio.run(outer()) == (5, True)
 
 
 def test_ipython_shows_every_error_through_methods_that_a_shell_can_replace() -> None:

@@ -39,7 +39,7 @@ def spare() -> Iterator[Pool]:
         placed = pool._all_ranks.placement
         pool._all_ranks.placement = replace(placed, training_ranks=(0, 1))
         pool._all_ranks.reform_group()
-        assert pool.status().state == "idle"
+        pool.wait_until_usable()
         yield pool
 
 
@@ -141,7 +141,7 @@ def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
     descriptors, groups = counted()
     for _ in range(10):
         spare._all_ranks.reform_group()
-    assert spare.status().state == "idle"
+        spare.wait_until_usable()
     assert counted()[1] == groups == [2, 2, 1]
     wait_until(is_no_more)  # what is not the group's may come and go
 

@@ -60,7 +60,7 @@ def _choose(pool: Pool, chosen: str | None) -> int:
                 "nothing failed",
             )
         return pool.last_error.first.rank
-    ranks = pool.select_ranks(chosen)
+    ranks = pool.select(chosen)
     if len(ranks) != 1:
         raise PoolError(
             f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.", "one rank"

@@ -143,7 +143,7 @@ class GpupoolMagics(Magics):
         status = pool.status()
         if status.state == "replacing":
             print(tables.waits_text(status))
-        chosen = pool.select_ranks(ranks)
+        chosen = pool.select(ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count
         # One for each cell: a press means the loop under which its button stands.

@@ -133,9 +133,8 @@ class StartProgress:
 def start_unasked() -> Pool:
     """Start a pool because a cell needs one, and say so in one line."""
     with StartProgress() as progress:
-        sentence = session.started_unasked()
-        pool = session.start_unasked(progress)
-        progress.finish_line(sentence.format(session.describe(pool)))
+        pool, line = session.start_unasked(progress)
+        progress.finish_line(line)
     return pool
 
 

@@ -44,6 +44,7 @@ _UNFINISHED = (
     "unfinished numbers on every rank: gradients, and with them the weights of a DDP loop. Load a "
     "checkpoint, or make them again."
 )
+_FORM_S = 5.0  # for the group to be formed again
 _numbers = itertools.count(1)
 
 
@@ -189,13 +190,15 @@ class Execution(Generic[Value]):
 
     def _leave(self) -> None:
         self.keeps = self.ends_well = None
-        turns, broke_group = self._all_ranks.turns, self._group_wanting
-        # Forming takes half a second with 32 ranks. An error is reported before it, and the next
-        # call waits. Not so after a stop: people press twice, and the second press would meet the
-        # end of the cell, where an `await` has no handler of ours.
-        report = (lambda: None) if self._presses else self._finished.set
         try:
-            turns.end(self._turn, broke_group=broke_group, before_forming=report)
+            if self._group_wanting:
+                self._all_ranks.reform_group()
+            self._all_ranks.turns.end(self._turn)
+            # Forming takes half a second with 32 ranks. An error is reported before it, and the
+            # next call waits. Not so after a stop: people press twice, and the second press would
+            # meet the end of the cell, where an `await` has no handler of ours.
+            if self._presses:
+                self._all_ranks.wait_until_mended(_FORM_S)
         finally:
             self._finished.set()
 
@@ -208,15 +211,14 @@ class Execution(Generic[Value]):
                 names = ", ".join(dict.fromkeys(self.waits_for))
                 self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
                 return False
-            self._all_ranks.wait_for_restart()  # its beginning may have ended the turn before
-            self._all_ranks.health.require_usable()
+            self._all_ranks.require_usable()
             self._started = time.monotonic()
         self._futures = {self._call(rank): rank for rank in self.ranks}
         return True
 
     def _call(self, rank: int) -> Future[Reply[Value]]:
         try:
-            return self._all_ranks.call(rank, self._calls[rank], self._on_output)
+            return self._all_ranks.engines.call(rank, self._calls[rank], self._on_output)
         except Exception as error:  # it could not be sent; ranks that have theirs are freed
             failed: Future[Reply[Value]] = Future()
             failed.set_exception(error)

@@ -187,6 +187,6 @@ def give_up(all_ranks: Ranks, ranks: Sequence[int]) -> dict[int, Failure]:
     reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
     if "D" in [state_of(pid) for rank, pid in all_ranks.engines.pids.items() if rank in ranks]:
         reason += ": the kernel of the machine waits for a device (state D)"
-    all_ranks.health.give_up(f"{reason}.", ranks)
+    all_ranks.give_up(f"{reason}.", ranks)
     errors = [RankError(rank, "Unresponsive", reason, failed_at=time.time()) for rank in ranks]
     return {error.rank: Failure(error) for error in errors}

@@ -11,8 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
@@ -24,6 +22,7 @@ from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.engines.iopub import Router
+from gpupool.pool.launchers.starter import uninterrupted
 
 _NUM_HELLOS, _HELLO_S = 10, 0.5
 _DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"
@@ -45,31 +44,42 @@ class EngineClient:
         return sorted(self._client.ids)
 
     def call(
-        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+        self,
+        rank: int,
+        call: Call[Value],
+        on_message: OnMessage,
+        on_end: Callable[[Future[Any]], None],
     ) -> Future[Reply[Value]]:
         """Make a call on a rank.
 
         `on_message` is called in ipyparallel's IO thread with everything the engine publishes for
         this call. The future resolves after all of that has been delivered, but for what threads
-        and child processes that the call has left behind say later.
+        and child processes that the call has left behind say later; just before, `on_end` hears it.
         """
         reply: Future[Reply[Value]] = Future()
 
-        def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
-            if on_message is not None:
-                self._router.listen(message.msg_id, on_message)
+        def finish(done: Any) -> None:
+            result = done.result()  # ipyparallel puts an exception here as a value
+            on_end(reply)
+            with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
+                if isinstance(result, BaseException):
+                    reply.set_exception(result)
+                else:
+                    reply.set_result(result)
 
+        self._client.history.clear()  # ids of past calls, which it would keep for ever
         message = self._client.send_apply_request(
             self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
             invoke,
             args=(call,),
             ident=self._client._engines[rank].encode(),
-            message_future_hook=prepare,
+            # runs before the request is sent: nothing is missed
+            message_future_hook=lambda sent: self._router.listen(sent.msg_id, on_message),
         )
         # `message.output` resolves after the last output: when the engine is idle again, or the
         # reply says that there was none (gpupool/engine/output/status.py).
         message.add_done_callback(
-            lambda done: message.output.add_done_callback(lambda _: _finish(reply, done))
+            lambda done: message.output.add_done_callback(lambda _: finish(done))
         )
         return reply
 
@@ -93,11 +103,6 @@ class EngineClient:
         message.add_done_callback(take)
         return answer
 
-    @property
-    def num_dropped(self) -> int:
-        """Messages that were not of this pool, or not whole, and had no effect."""
-        return int(self._client.num_dropped)
-
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.
 
@@ -116,19 +121,14 @@ class EngineClient:
         Its notifications come over a channel of their own, whose encryption may be ready later than
         the first engine: what it has sent before is lost.
         """
-
-        def take(done: Any) -> None:
-            self._client._update_engines(done.result()["content"].get("engines", {}))
+        client = self._client
 
         def ask() -> None:
-            stream = self._client._query_stream
-            self._client._send(stream, "connection_request").add_done_callback(take)
+            client._send(client._query_stream, "connection_request").add_done_callback(
+                lambda done: client._update_engines(done.result()["content"].get("engines", {}))
+            )
 
-        self._client._io_loop.add_callback(ask)
-
-    def trim(self) -> None:
-        """Forget the ids of past calls, which ipyparallel would keep for ever."""
-        self._client.history.clear()
+        client._io_loop.add_callback(ask)
 
     def close(self) -> None:
         """Close the sockets. Futures that are still open stay so."""
@@ -153,30 +153,12 @@ def plain_client(connection_file: Path) -> Any:
 
 def load_ipyparallel() -> Any:
     """The module; `import gpupool` must not wait for it (0.3 s), nor the first call for numpy."""
-    # In a thread, where no interrupt comes: one that cuts off numpy's import costs this process
-    # numpy for good ("cannot load module more than once per process").
-    if not {"ipyparallel", "numpy"} <= sys.modules.keys():
-        loads = threading.Thread(target=_import_libraries, name="gpupool-import", daemon=True)
-        loads.start()
-        loads.join()
-    import ipyparallel
-
-    return ipyparallel
-
-
-def _import_libraries() -> None:
-    with contextlib.suppress(ImportError):  # which who needs it meets again
-        import ipyparallel  # noqa: F401
+    # An interrupt that cuts off numpy's import costs this process numpy for good ("cannot load
+    # module more than once per process").
+    with uninterrupted():
+        import ipyparallel
         import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
-
-
-def _finish(reply: Future[Any], done: Any) -> None:
-    result = done.result()  # ipyparallel puts an exception here as a value
-    with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
-        if isinstance(result, BaseException):
-            reply.set_exception(result)
-        else:
-            reply.set_result(result)
+    return ipyparallel
 
 
 @functools.cache

@@ -6,12 +6,12 @@ What they are used for (cells, the process group, the environment) is the pool's
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
-from concurrent.futures import wait as wait_futures
+from concurrent.futures import Future, InvalidStateError, as_completed
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -23,105 +23,117 @@ from gpupool.core.formatting import rank_count
 from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import Call
-from gpupool.core.wire.output import OnMessage
+from gpupool.core.wire.events import from_dict
+from gpupool.core.wire.masking import Secrets, redact, redact_all
+from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
 from gpupool.core.wire.starter import process_of, rank_of
 from gpupool.pool.engines.client import EngineClient, load_ipyparallel
+from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.launchers.base import Launcher
 from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.notices import Progress
 
+_CONNECT_S = 5.0
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
-
-NEW_POOL = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
-_REPLACED = "It is being replaced; the other ranks keep theirs."
 
 
 class State(Enum):
     """What the engine of a rank does, as far as is known."""
 
-    COMING = auto()  # it was asked for
-    UP = auto()
+    THERE = auto()  # or asked for
     LEAVING = auto()  # it is ended on purpose, and another one comes: its end is no loss
     LOST = auto()
 
 
+NEW_POOL = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
+_OF_RANK = "its variables are lost. It is being replaced; the other ranks keep theirs."
+_OF_ALL = f"its ranks are out of reach. {NEW_POOL}"
+
+
 @dataclass(frozen=True)
 class Loss:
-    """Why an engine is out of reach: in a sentence, and in the words of a call that fails by it."""
+    """The end of a process: who it was, how it ended, what that means. Its texts are masked."""
 
-    sentence: str
-    log_tail: str
-    message: str
-    at: float
+    who: str
+    how: str  # as in "was killed by SIGKILL"
+    meaning: str = _OF_RANK
+    log_tail: str = ""
+    at: float = field(default_factory=time.time)
+    is_heard: bool = True  # a call that has a number fails by it
+
+    @property
+    def sentence(self) -> str:
+        """Who and how."""
+        return f"{self.who} {self.how}."
 
     def error(self) -> EngineDiedError:
         """That of a call."""
-        return EngineDiedError(self.message, self.at)
+        message = with_log(f"{self.who} {self.how}; {self.meaning}", self.log_tail)
+        return EngineDiedError(message, self.at)
 
 
 @dataclass(eq=False)
 class _Engine:
-    """The engine of a rank: its state, and who waits for what it says."""
+    """The engine of a rank: its state, and who waits for what it says.
+
+    `loss` says why it is to be replaced; it stays until the new one is in the group.
+    """
 
     place: Rank
-    state: State = State.COMING
-    loss: Loss | None = None  # of one that is lost
+    state: State = State.THERE
+    loss: Loss | None = None
     doom: str = ""  # why it is being killed, if it is
     calls: dict[Future[Any], int | None] = field(default_factory=dict)  # -> their numbers
     requests: set[Future[Answer[Any]]] = field(default_factory=set)
 
 
 class Engines:
-    """One engine per rank, each at once known to be lost if it is.
+    """One engine per rank, each at once known to be lost if it is. Any thread may call it.
 
     `changed` is notified at every change of a rank's state, and when a call ends: whoever waits for
     such a thing waits on it. It is held for moments only; who holds it may ask all below.
+    `broken` is the end of a process that all ranks need. `secrets` are masked in what comes back.
 
-    `on_loss(sentence, log_tail, rank, is_heard)` is called, from a background thread, when a
-    process is gone; rank is None for one that all ranks need. `is_heard`: a call that has a number
-    fails by it.
+    `on_loss(rank, loss)` is called, with `changed` held, just before a rank is seen to be lost: it
+    cannot be replaced before, as that needs an answer of the starter, which this thread reads.
     """
 
-    def __init__(self, on_loss: Callable[[str, str, int | None, bool], None]) -> None:
+    def __init__(self, timeout_s: float, on_loss: Callable[[int, Loss], None]) -> None:
         self.last_used = time.monotonic()
         self.changed = threading.Condition()
+        self.secrets = Secrets()
+        self.stopped = False
+        self.broken: Loss | None = None
         self._engines: dict[int, _Engine] = {}
+        self._timeout_s = timeout_s
         self._on_loss = on_loss
-        self._stopped = False
-        self._num_files = 0
+        self._is_up = False  # all have been there
+        self._numbers = itertools.count(1)  # of files
         self._client: EngineClient | None = None
 
     @cached_property
-    def _launch(self) -> Launcher:
-        """Made when it is first needed: wrong input starts nothing."""
+    def launch(self) -> Launcher:
+        """What starts the processes. Made when it is first needed: wrong input starts nothing."""
         return Forked(self._on_exit)
 
-    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]:
-        """Lock `number` of these GPUs for as long as the engines run; returns which.
-
-        Raises:
-            PlacementError: other pools have too many of them.
-        """
-        return self._launch.lock_gpus(uuids, number, force)
-
-    def start(self, ranks: Sequence[Rank], timeout_s: float, progress: Progress) -> None:
+    def start(self, ranks: Sequence[Rank], progress: Progress) -> None:
         """Start one engine per rank and connect to them.
 
         Raises:
-            PoolStartError: one ended, or they were not all there in time. Nothing runs then, not
-                even the starter: it may be what is wrong.
+            PoolStartError: one ended, or they were not all there in time.
         """
         self._engines = {place.rank: _Engine(place) for place in ranks}
-        try:
-            self._start(_Deadline(timeout_s, " Nothing was left running."), progress)
-        except BaseException:
-            if "_launch" in vars(self):  # else an interrupt came while it was made
-                self._launch.stop(for_good=True)
-            raise
+        late = time.monotonic() + self._timeout_s
+        self.launch.start_controller()
+        progress(f"starting {rank_count(len(ranks))}")
+        if not self.launch.preloaded.wait(0.05):
+            progress("importing torch, at the first start only")
+        self._bring_up(ranks, late)
+        self._is_up = True
 
-    def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
+    def restart(self, ranks: Sequence[int]) -> None:
         """End the engines of these ranks, dead ones too, and start new ones in their place.
 
         Raises:
@@ -129,37 +141,32 @@ class Engines:
             PoolError: the private folder was removed; nothing was ended.
         """
         assert self._client is not None
-        self._launch.require_folder()
+        client = self._client
+        self.launch.require_folder()
         self.last_used = time.monotonic()
-        deadline = _Deadline(timeout_s)
+        late = self.last_used + self._timeout_s
         chosen = [self._engines[rank] for rank in ranks]
         places = [engine.place for engine in chosen]
         self._set(chosen, State.LEAVING)
-        pids = self._launch.pids
+        pids = self.launch.pids
         had = {p.gpu.uuid: pids.get(process_of(p.rank), 0) for p in places if p.gpu}
-        self._launch.kill_engines(ranks)
-        self._give_up(chosen, "the rank was restarted")
+        self.launch.kill_engines(ranks)
+        self._give_up(chosen, EngineDiedError("the rank was restarted"))
         for rank in ranks:
-            self._client.unregister(rank)
-        self._wait(
-            lambda: not set(ranks) & set(self._registered()), deadline, "the controller's answer"
-        )
+            client.unregister(rank)
+        answer = "the controller's answer"
+        self._wait(lambda: answer if {*ranks}.intersection(client.ranks) else "", late)
         # one that is lost since then is so with the controller
-        self._set((one for one in chosen if one.state is State.LEAVING), State.COMING)
+        self._set((one for one in chosen if one.state is State.LEAVING), State.THERE)
         wait_until_released(had)
-        self._launch.start_engines(places)
-        self._wait_for_engines(deadline, progress)
-        self.last_used = time.monotonic()
+        self._bring_up(places, late)
+
+    # ---- what is known of them -----------------------------------------------------------
 
     @property
     def pids(self) -> dict[int, int]:
         """Rank -> process id of its engine; 0 before it was started."""
-        return {rank: self._launch.pids.get(process_of(rank), 0) for rank in self.alive_ranks()}
-
-    @property
-    def client_file(self) -> Path:
-        """What an `ipyparallel.Client` needs to connect."""
-        return self._launch.client_file
+        return {rank: self.launch.pids.get(process_of(rank), 0) for rank in self.alive_ranks()}
 
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines are there, or are coming for the first time or again."""
@@ -167,31 +174,63 @@ class Engines:
             gone = State.LEAVING, State.LOST
             return [rank for rank, one in self._engines.items() if one.state not in gone]
 
-    def busy_ranks(self) -> list[int]:
-        """The ranks that have a call to answer."""
-        with self.changed:
-            return [rank for rank, one in self._engines.items() if one.calls]
-
     def running(self) -> list[tuple[int, int | None]]:
         """(rank, number) of every call that is not answered; the number is None if it has none."""
         with self.changed:
             return [(rank, n) for rank, one in self._engines.items() for n in one.calls.values()]
 
+    @property
+    def losses(self) -> dict[int, Loss]:
+        """The ranks that are to be replaced, the first that was lost first."""
+        with self.changed:
+            found = {rank: one.loss for rank, one in self._engines.items() if one.loss is not None}
+        return dict(sorted(found.items(), key=lambda item: item[1].at))
+
+    def lose(self, ranks: Iterable[int], how: str) -> None:
+        """These ranks are to be replaced, whether their engines live or not."""
+        with self.changed:
+            for rank in ranks:
+                engine = self._engines[rank]
+                engine.loss = engine.loss or Loss(process_of(rank), how)
+
+    def note_replaced(self, ranks: Iterable[int]) -> None:
+        """These ranks are no longer to be replaced, but for those that have died again."""
+        with self.changed:
+            for rank in ranks:
+                if self._engines[rank].state is State.THERE:
+                    self._engines[rank].loss = None
+
+    def log(self, rank: int) -> str:
+        """The log of a rank's engine so far."""
+        try:
+            text = self.launch.log_path(process_of(rank)).read_text(errors="replace")
+        except FileNotFoundError:
+            return "the log was removed, with the pool's private folder or from it.\n"
+        return redact(text, self.secrets)
+
+    # ---- what is asked of them -----------------------------------------------------------
+
     def call(
-        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+        self, rank: int, call: Call[Value], on_output: OnOutput = unheard_output
     ) -> Future[Reply[Value]]:
         """Make a call on one rank. Fails at once should the engine die meanwhile."""
-        future: Future[Reply[Value]] = Future()
         engine = self._engines[rank]
+
+        def on_message(kind: OutputKind, content: Any) -> None:
+            if kind is OutputKind.EVENTS:  # the recorder masks all else, chunk by chunk
+                content = [from_dict(plain) for plain in redact_all(content, self.secrets)]
+            on_output(rank, kind, content)
+
         with self.changed:
             if why := self._why_not(engine):
-                future.set_exception(why)
-                return future
+                refused: Future[Reply[Value]] = Future()
+                refused.set_exception(why)
+                return refused
             assert self._client is not None
-            self._client.trim()
-            reply = self._client.call(rank, call, on_message)
+            future = self._client.call(
+                rank, call, on_message, lambda ended: self._note_end(engine, ended)
+            )
             engine.calls[future] = call.number
-        reply.add_done_callback(lambda done: self._answer(engine, future, done))
         return future
 
     def call_all(
@@ -205,27 +244,42 @@ class Engines:
             PoolError: a rank failed; as above.
         """
         chosen = self._engines if ranks is None else ranks
-        ranks_of = {self.call(rank, call): rank for rank in chosen}
-        deadline = _Deadline(timeout_s)
-        values, pending = {}, set(ranks_of)
-        while pending and deadline.left_s > 0:
-            done, pending = wait_futures(pending, deadline.left_s, FIRST_COMPLETED)
-            for future in done:
-                try:
-                    reply = future.result()
-                except load_ipyparallel().error.RemoteError as error:  # it could not even begin
-                    raise PoolError(
-                        f"rank {ranks_of[future]}: {error}", ranks=[ranks_of[future]]
-                    ) from None
-                values[ranks_of[future]] = value_of(ranks_of[future], reply)
-        if pending:
-            silent = sorted(ranks_of[future] for future in pending)
+        asked = {self.call(rank, call): rank for rank in chosen}
+        values = {}
+        try:
+            for future in as_completed(asked, timeout_s):
+                rank, error = asked[future], future.exception()
+                if isinstance(error, PoolError):
+                    raise error
+                if error is not None:  # it could not even begin
+                    raise PoolError(f"rank {rank}: {error}", ranks=[rank])
+                values[rank] = value_of(rank, future.result())
+        except TimeoutError:
+            silent = sorted({*asked.values()} - values.keys())
             listed = ", ".join(map(str, silent))
             raise UnansweredError(
                 f"rank {listed} did not answer {type(call).__name__} within {timeout_s:.0f} s.",
                 ranks=silent,
-            )
+            ) from None
         return values
+
+    def control(
+        self, request: ControlRequest[Found], ranks: Iterable[int]
+    ) -> dict[int, Future[Answer[Found]]]:
+        """Send a control request to some ranks, busy or not: rank -> its answer.
+
+        One that is lost or being replaced is left out. The status of one that dies meanwhile is
+        "died"; one that does not react never answers.
+        """
+        answers = {}
+        with self.changed:
+            for rank in sorted(ranks):
+                engine = self._engines[rank]
+                if self._client is not None and self._why_not(engine) is None:
+                    answers[rank] = answer = self._client.control(rank, request)
+                    engine.requests.add(answer)
+                    answer.add_done_callback(engine.requests.discard)
+        return answers
 
     def interrupt(self, numbers: Mapping[int, int | None]) -> None:
         """Raise KeyboardInterrupt in these ranks' calls of these numbers; None: in any."""
@@ -236,197 +290,133 @@ class Engines:
         """End the engine of a rank, whatever it does. It is reported as lost for this reason."""
         with self.changed:
             self._engines[rank].doom = reason
-        self._launch.signal(rank, signal.SIGKILL)
-
-    def control(
-        self, request: ControlRequest[Found], ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[Answer[Found]]]:
-        """Send a control request to every rank (or these), busy or not: rank -> its answer.
-
-        A rank that is just being replaced is left out. The status of one that dies is "died".
-        """
-        assert self._client is not None
-        answers = {}
-        chosen = self._engines.keys() & (self._engines.keys() if ranks is None else ranks)
-        with self.changed:
-            for rank in sorted(chosen):
-                engine = self._engines[rank]
-                if self._why_not(engine) is None:
-                    answers[rank] = answer = self._client.control(rank, request)
-                    engine.requests.add(answer)
-                    answer.add_done_callback(engine.requests.discard)
-        return answers
+        self.launch.signal(rank, signal.SIGKILL)
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""
-        self._launch.require_folder()
-        with self.changed:
-            self._num_files += 1
-            return self._launch.folder / f"{self._num_files}-{name}"
+        self.launch.require_folder()
+        return self.launch.folder / f"{next(self._numbers)}-{name}"
 
-    def log(self, rank: int) -> str:
-        """The log of a rank's engine so far."""
-        try:
-            return self._launch.log_path(process_of(rank)).read_text(errors="replace")
-        except FileNotFoundError:
-            return "the log was removed, with the pool's private folder or from it.\n"
-
-    def stop(self) -> None:
-        """End every process and remove the folder."""
+    def stop(self) -> bool:
+        """End every process and remove the folder; returns whether that was still to be done."""
         with self.changed:
-            self._stopped = True  # from now on an end is no loss
+            is_first, self.stopped = not self.stopped, True  # from now on an end is no loss
             self.changed.notify_all()
-        try:
-            if "_launch" in vars(self):
-                self._launch.stop()
-        finally:
-            if self._client is not None:
-                self._client.close()
-            self._give_up(self._engines.values(), "the pool was stopped")
+        if is_first:
+            try:
+                if "launch" in vars(self):  # else an interrupt came while it was made
+                    # A starter that has not brought them up may be what is wrong.
+                    self.launch.stop(for_good=bool(self._engines) and not self._is_up)
+            finally:
+                if self._client is not None:
+                    self._client.close()
+                self._give_up(self._engines.values(), EngineDiedError("the pool was stopped."))
+        return is_first
 
-    def _start(self, deadline: _Deadline, progress: Progress) -> None:
-        self._launch.start_controller()
-        self._launch.start_engines(one.place for one in self._engines.values())
-        progress(f"starting {rank_count(len(self._engines))}")
+    def too_late(self, what: str) -> PoolStartError:
+        """The error of a start in which something did not come."""
+        return PoolStartError(
+            f"{what} did not come up within {self._timeout_s:g} s. "
+            "A larger timeout_s (--timeout) gives a slow machine more time.",
+            "late",
+        )
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _bring_up(self, places: Iterable[Rank], late: float) -> None:
+        """Start engines at these places; returns when all have registered."""
+        self.launch.start_engines(places)
         load_ipyparallel()  # here, because the processes need as long as this takes
-        if not self._launch.preloaded.wait(0.05):
-            progress("importing torch, at the first start only")
-        controller = "the controller (which looks for 20 free ports on 127.0.0.1)"
-        self._wait(self._launch.is_controller_up, deadline, controller)
+        self._wait(self._missing, late)
+
+    def _missing(self) -> str:
+        """What is missing until all engines can be called."""
+        if not self.launch.is_controller_up():
+            return "the controller (which looks for 20 free ports on 127.0.0.1)"
         # A connection waits in vain if all ends meanwhile, by a torch that cannot be imported.
-        self._wait(self._launch.preloaded.is_set, deadline, "torch")
+        if not self.launch.preloaded.is_set():
+            return "torch"
         try:
-            self._client = EngineClient(self._launch.client_file, deadline.left_s)
+            self._client = self._client or EngineClient(self.launch.client_file, _CONNECT_S)
         except TimeoutError:
-            raise deadline.late("the connection to the controller") from None
-        self._wait_for_engines(deadline, progress)
+            return "the connection to the controller"
+        number = len(self._engines) - len(self._client.ranks)
+        return f"{number} of the engines" if number else ""
 
-    def _registered(self) -> list[int]:
-        return self._client.ranks if self._client is not None else []
-
-    def _wait_for_engines(self, deadline: _Deadline, progress: Progress) -> None:
-        """Wait until all are registered; those that were coming are up then."""
-        assert self._client is not None
-        size, shown = len(self._engines), -1
-        asks_at = time.monotonic() + _ASK_AGAIN_S
-        while shown < size:
-            ready = len(self._registered())
-            if ready != shown:
-                progress(f"{ready} of {rank_count(size)} ready")
-                shown = ready
-            self._check(deadline, f"{size - ready} of the engines")
-            if time.monotonic() >= asks_at:
+    def _wait(self, missing: Callable[[], str], late: float) -> None:
+        """Wait until nothing is missing: nothing notifies of what a file or the controller says."""
+        ask_at = time.monotonic() + _ASK_AGAIN_S
+        while what := missing():
+            if self.stopped:  # by another thread, while this one waits
+                raise PoolStartError("the pool was stopped.", "stopped")
+            for rank, loss in self.losses.items():
+                if self._engines[rank].state is State.LOST:
+                    raise PoolStartError(with_log(loss.sentence, loss.log_tail), "lost")
+            if time.monotonic() > late:
+                raise self.too_late(what)
+            if self._client is not None and time.monotonic() > ask_at:
                 self._client.ask_for_engines()
-                asks_at += _ASK_AGAIN_S
-            time.sleep(0.01)
-        engines = self._engines.values()
-        self._set((one for one in engines if one.state is State.COMING), State.UP)
-
-    def _wait(self, holds: Callable[[], bool], deadline: _Deadline, missing: str) -> None:
-        """Wait for what a file or the controller says: nothing notifies of it."""
-        while not holds():
-            self._check(deadline, missing)
+                ask_at += _ASK_AGAIN_S
             time.sleep(0.01)
 
-    def _check(self, deadline: _Deadline, missing: str) -> None:
-        """Raise what there is no use in waiting for `missing` for."""
-        if self._stopped:  # by another thread, while this one waits
-            raise PoolStartError("the pool was stopped.", "stopped")
-        losses = [one.loss for one in self._engines.values() if one.loss is not None]
-        if losses:
-            raise deadline.lost(min(losses, key=lambda loss: loss.at))
-        if deadline.left_s <= 0:
-            raise deadline.late(missing)
-
-    def _set(self, engines: Iterable[_Engine], state: State, loss: Loss | None = None) -> None:
+    def _set(self, engines: Iterable[_Engine], state: State) -> None:
         with self.changed:
             for engine in engines:
-                engine.state, engine.loss, engine.doom = state, loss, ""
+                engine.state, engine.doom = state, ""
             self.changed.notify_all()
 
     def _why_not(self, engine: _Engine) -> EngineDiedError | None:
         """Why nothing can be asked of an engine, if so."""
-        if self._stopped:
-            return EngineDiedError("the pool was stopped.", time.time())
-        if engine.loss is not None:
+        if self.stopped:
+            return EngineDiedError("the pool was stopped.")
+        if engine.state is State.LOST and engine.loss is not None:
             return engine.loss.error()
-        rank = engine.place.rank
-        if engine.state is not State.UP or rank not in self._registered():
-            return EngineDiedError(f"rank {rank} is being restarted.", time.time())
+        rank, client = engine.place.rank, self._client
+        if engine.state is State.LEAVING or client is None or rank not in client.ranks:
+            return EngineDiedError(f"rank {rank} is being restarted.")
         return None
 
-    def _answer(self, engine: _Engine, future: Future[Any], reply: Future[Any]) -> None:
-        self._closed(engine, future)
-        with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
-            error = reply.exception()
-            future.set_exception(error) if error else future.set_result(reply.result())
-
-    def _closed(self, engine: _Engine, future: Future[Any]) -> None:
+    def _note_end(self, engine: _Engine, future: Future[Any]) -> None:
         """Note that a call is over; before it is: who waits for it finds the rank idle then."""
         with self.changed:
             engine.calls.pop(future, None)
             self.last_used = time.monotonic()
             self.changed.notify_all()
 
-    def _on_exit(self, name: str, reason: str, log_tail: str) -> None:
+    def _on_exit(self, name: str, how: str, log_tail: str) -> None:
         """A process of ours has ended; called from a background thread of the launcher."""
-        at, rank = time.time(), rank_of(name)
+        rank = rank_of(name)
+        how, log_tail = redact(how, self.secrets), redact(log_tail, self.secrets)
         with self.changed:
-            lost = list(self._engines.values()) if rank is None else [self._engines[rank]]
-            if self._stopped or (rank is not None and lost[0].state is State.LEAVING):
+            if self.stopped or (rank is not None and self._engines[rank].state is State.LEAVING):
                 return
             if rank is None:
-                sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
-                long = f"{sentence} {NEW_POOL}"
+                lost = list(self._engines.values())
+                loss = self.broken = Loss(f"the {name} of the pool", how, _OF_ALL, log_tail)
             else:
-                reason = lost[0].doom or reason
-                sentence = f"{name} {reason}."
-                long = f"{name} {reason}; its variables are lost. {_REPLACED}"
-            is_heard = any(n is not None for one in lost for n in one.calls.values())
-        self._on_loss(sentence, log_tail, rank, is_heard)
-        # Now: whoever sees that a rank is gone may count on its replacement. That cannot be there
-        # before, as it needs an answer of the starter, which this thread reads.
-        loss = Loss(sentence, log_tail, with_log(long, log_tail), at)
-        self._set((one for one in lost if one.loss is None), State.LOST, loss)
-        self._give_up(lost, loss.message, at)
+                lost = [one := self._engines[rank]]
+                has_calls = any(number is not None for number in one.calls.values())
+                is_heard = has_calls or one.loss is not None
+                loss = Loss(name, one.doom or how, log_tail=log_tail, is_heard=is_heard)
+                self._on_loss(rank, loss)
+            for engine in lost:
+                if engine.state is not State.LOST:
+                    engine.loss = loss
+            self._set(lost, State.LOST)
+        self._give_up(lost, loss.error())
 
-    def _give_up(self, engines: Iterable[_Engine], why: str, at: float | None = None) -> None:
+    def _give_up(self, engines: Iterable[_Engine], why: EngineDiedError) -> None:
         """Nobody waits any more for what these engines would have said."""
         with self.changed:
             calls = [(one, future) for one in engines for future in one.calls]
             requests = [answer for one in engines for answer in list(one.requests)]
         for engine, future in calls:
-            self._closed(engine, future)
+            self._note_end(engine, future)
             with contextlib.suppress(InvalidStateError):  # its answer has come after all
-                future.set_exception(EngineDiedError(why, at or time.time()))
+                future.set_exception(why)
         for answer in requests:
             with contextlib.suppress(InvalidStateError):
                 answer.set_result(Answer("died"))
-
-
-class _Deadline:
-    """A point in time, and what an error says of what is left then."""
-
-    def __init__(self, timeout_s: float, leaves: str = "") -> None:
-        self._timeout_s, self._leaves = timeout_s, leaves
-        self._at = time.monotonic() + timeout_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until then; negative afterwards."""
-        return self._at - time.monotonic()
-
-    def lost(self, loss: Loss) -> PoolStartError:
-        """The error of a start in which this was lost."""
-        return PoolStartError(with_log(f"{loss.sentence}{self._leaves}", loss.log_tail), "lost")
-
-    def late(self, missing: str) -> PoolStartError:
-        """The error of a start in which this did not come."""
-        return PoolStartError(
-            f"{missing} did not come up within {self._timeout_s:g} s.{self._leaves} "
-            "A larger timeout_s (--timeout) gives a slow machine more time.",
-            "late",
-        )
 
 
 def value_of(rank: int, reply: Reply[Value]) -> Value:

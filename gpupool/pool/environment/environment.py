@@ -63,7 +63,7 @@ class Environment:
     """
 
     def __init__(self, engines: Engines) -> None:
-        self.secrets = Secrets()
+        self.secrets: Secrets = engines.secrets
         self._engines = engines
         self._lock = threading.RLock()
         self._renewal: Renewal | None = None

@@ -1,1 +1,1 @@
-"""Keeps a pool usable: turns, health, process groups and replaced ranks. Runs on the client."""
+"""Keeps a pool usable: whose turn it is, and the process group. Runs on the client."""

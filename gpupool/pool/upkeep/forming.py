@@ -6,29 +6,25 @@ of a slow one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
-from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
-from gpupool.core.machine.gpu_setup import little_shared_memory
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.requests import Abort, Counts
 from gpupool.pool.engines.engines import Engines
 from gpupool.pool.launchers.base import DIE_S
+from gpupool.pool.launchers.placement import Placement
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
 _ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
-# To form a group on gloo takes milliseconds. NCCL looks at the machine's topology and connects each
-# GPU to each other one. To join, a rank on NCCL finishes its aborts.
-_JOIN_S = {"gloo": 30.0, "nccl": _ABORT_S + 5.0}
+_JOIN_S = 30.0  # a rank on NCCL finishes its aborts
+# It takes milliseconds on gloo. NCCL looks at the machine's topology and connects each GPU to each
+# other one.
 _FORM_S = {"gloo": 30.0, "nccl": 120.0}
-_NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
 _NUM_WARNINGS = 3
-_OF_SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|No space left on device")
 
 
 class Forming:
@@ -39,48 +35,47 @@ class Forming:
         self._engines = engines
         self._aborting: list[Future[Any]] = []
 
-    def form(self, backend: str, training_ranks: Sequence[int], training_backend: str) -> None:
+    def form(self, placed: Placement) -> None:
         """Form the group, one generation higher.
 
         Raises:
-            GroupError: it cannot be formed, and all ranks are there.
-            PoolError: as above, and a rank is not there.
+            GroupError: it was not formed, and all ranks are there.
+            EngineDiedError: a rank is not there; one that does not come is killed.
         """
-        plan = GroupPlan("", backend, list(training_ranks), training_backend)
-        failed: PoolError | None = None
-        for _ in range(_NUM_ATTEMPTS):
-            wait_futures(self._aborting, timeout=_ABORT_S)
-            self._aborting.clear()
-            try:
-                self._form(plan)
-                return
-            except PoolError as error:
-                self.abort(None)
-                if isinstance(error, EngineDiedError):  # there is no group without it
-                    raise
-                failed = failed or error  # the others only hear that somebody does not come
-                if isinstance(error, UnansweredError):
-                    self._kill(error.ranks)
-                    raise EngineDiedError(self._explained(error, failed.ranks)) from failed
-        assert failed is not None
-        message = f"the process group was not formed: {self._explained(failed, failed.ranks)}"
-        raise GroupError(message, failed.kind, *failed.names, ranks=failed.ranks) from failed
+        wait_futures(self._aborting, timeout=_ABORT_S)
+        self._aborting.clear()
+        slower = "nccl" if "nccl" in (placed.backend, placed.training_backend) else "gloo"
+        try:
+            self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)
+            self.generation += 1  # also if it fails: no other one has its number
+            store = str(self._engines.new_file(f"group{self.generation}"))
+            training = list(placed.training_ranks)
+            plan = GroupPlan(store, placed.backend, training, placed.training_backend)
+            self._engines.call_all(FormGroup(plan), timeout_s=_FORM_S[slower])
+        except PoolError as error:
+            self.abort(dict.fromkeys(self._engines.alive_ranks()))
+            if isinstance(error, EngineDiedError):
+                raise
+            text = self._explained(error)
+            if isinstance(error, UnansweredError):
+                for rank in error.ranks:
+                    self._engines.kill(rank, "did not come to the process group, and was killed")
+                self.wait_until_gone(error.ranks)
+                raise EngineDiedError(text) from error
+            message = f"the process group was not formed: {text}"
+            raise GroupError(message, error.kind, *error.names, ranks=error.ranks) from error
 
-    def abort(self, numbers: Mapping[int, int | None] | None) -> None:
+    def abort(self, numbers: Mapping[int, int | None]) -> None:
         """Have ranks leave their collectives; returns at once.
 
         The group is not formed again before they have: a rank that hears it later would abort the
         new one.
 
         Args:
-            numbers: rank -> the call that is interrupted as well; None: all ranks, and no call.
+            numbers: rank -> the call that is interrupted as well, or None.
         """
-        control = self._engines.control
-        if numbers is None:
-            self._aborting.extend(control(Abort()).values())
-            return
         for rank, number in numbers.items():
-            self._aborting.extend(control(Abort(number), [rank]).values())
+            self._aborting.extend(self._engines.control(Abort(number), [rank]).values())
 
     def is_in_step(self, ranks: Sequence[int]) -> bool:
         """Whether a cell that has failed on these ranks has left the group as good as it was.
@@ -107,32 +102,12 @@ class Forming:
         with engines.changed:
             engines.changed.wait_for(lambda: not set(ranks) & {*engines.alive_ranks()}, DIE_S)
 
-    def _kill(self, ranks: Sequence[int]) -> None:
-        """End ranks that do not come, so that they are replaced; returns when they are gone."""
-        for rank in ranks:
-            self._engines.kill(rank, "did not come to the process group, and was killed")
-        self.wait_until_gone(ranks)
-
-    def _explained(self, error: PoolError, ranks: Sequence[int]) -> str:
-        """An error, and what NCCL has logged on these ranks."""
+    def _explained(self, error: PoolError) -> str:
+        """An error, and what NCCL has logged on its ranks."""
         text = str(error)
-        for rank in ranks:
-            if warnings := _warnings(self._engines.log(rank)):
-                text += f" On rank {rank} NCCL wrote: {'; '.join(warnings)}."
-        if "NCCL" in text and _OF_SHARED_MEMORY.search(text):
-            text = f"{text} {little_shared_memory()}".rstrip()
+        for rank in error.ranks:
+            lines = [line.strip() for line in self._engines.log(rank).splitlines()]
+            warnings = list(dict.fromkeys(line for line in lines if "NCCL WARN" in line))
+            if warnings:
+                text += f" On rank {rank} NCCL wrote: {'; '.join(warnings[-_NUM_WARNINGS:])}."
         return text
-
-    def _form(self, plan: GroupPlan) -> None:
-        slower = "nccl" if "nccl" in (plan.backend, plan.training_backend) else "gloo"
-        self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S[slower])
-        self.generation += 1  # also if it fails: no other one has its number
-        store = self._engines.new_file(f"group{self.generation}")
-        call = FormGroup(replace(plan, store_path=str(store)))
-        self._engines.call_all(call, timeout_s=_FORM_S[slower])
-
-
-def _warnings(log: str) -> list[str]:
-    """The last lines of a rank's log in which NCCL warns."""
-    lines = [line.strip() for line in log.splitlines() if "NCCL WARN" in line]
-    return list(dict.fromkeys(lines))[-_NUM_WARNINGS:]

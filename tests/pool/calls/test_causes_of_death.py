@@ -52,10 +52,10 @@ def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
     pool2.run(HELD)
     fails("Net().forward()")
     assert dict(pool2.run(LEFT)) == {0: [], 1: []}
-    said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    said = pool2._all_ranks.engines.call(0, DebugCommand(None)).result(10)
     assert said.value.text.startswith("There is nothing to look at: ")
     fails("1 / 0")
-    said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    said = pool2._all_ranks.engines.call(0, DebugCommand(None)).result(10)
     assert "1 / 0" in plain(said.value.text)
 
 
@@ -147,7 +147,7 @@ def test_a_device_side_assert_is_a_lost_context() -> None:
     session.stop()
     with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
         wrong = "torch.arange(4, device=device)[torch.tensor([9], device=device)].cpu()"
-        reply = pool._all_ranks.call(0, RunSource(wrong, 3)).result(60)
+        reply = pool._all_ranks.engines.call(0, RunSource(wrong, 3)).result(60)
         assert reply.context_lost
         assert reply.raised is not None
         assert "The GPU context of this rank is lost" in reply.raised.error.hint

@@ -92,8 +92,12 @@ _engines: Engines | None = None
 def start() -> dict[int, int]:
     """Start the engines of two ranks, and give their pids."""
     global _engines
-    _engines = Engines(lambda *_: None)
-    _engines.start(place_ranks(PoolOptions(n=2), _engines.lock_gpus).ranks, 60.0, unheard)
+    engines = _engines = Engines(60.0, lambda *_: None)
+
+    def lock(uuids: Sequence[str], number: int) -> list[str]:
+        return engines.launch.lock_gpus(uuids, number, False)
+
+    _engines.start(place_ranks(PoolOptions(n=2), lock).ranks, unheard)
     _engines.call_all(Prepare(notebook_place()))
     return _engines.pids
 
@@ -117,7 +121,7 @@ def cell(source: str) -> list[tuple[Any, str]]:
 def restart(rank: int) -> float:
     """Restart a rank; when its new process began, in seconds since boot."""
     assert _engines is not None
-    _engines.restart([rank], 60.0, unheard)
+    _engines.restart([rank])
     stat = Path(f"/proc/{_engines.pids[rank]}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")  # proc(5), field 22
 

@@ -10,29 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpupool import Pool, SpmdError
-from gpupool.core.wire.masking import Secrets
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.pool.upkeep.health import Health
 from tests.support.processes import engine_pid, kill, reach, reached, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0
-
-
-def test_a_rank_that_is_told_to_end_does_so_in_the_middle_of_anything(
-    pool3: Pool, tmp_path: Path
-) -> None:
-    waits = "if rank == 1: dist.barrier()\n__import__('time').sleep(600)"
-    code = f"{reach(tmp_path / 'rank')}\n{waits}"
-    cell = pool3.begin(code, ranks=range(3), on_output=lambda *_: None)
-    until(lambda: reached(tmp_path / "rank", 0, 1, 2), SOON_S)
-    os.kill(engine_pid(pool3, 1), signal.SIGTERM)
-    assert cell.wait(SOON_S)
-    error = cell.error()
-    assert error is not None
-    assert (error.first.rank, error.first.ename) == (1, "EngineDiedError")
-    assert "SIGTERM" in error.first.evalue
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 def test_ranks_that_a_stop_ends_run_what_is_to_run_at_exit(pool3: Pool, tmp_path: Path) -> None:
@@ -62,15 +44,6 @@ def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     answer = pool3.ask(Where(), [1])[1]
     os.kill(pid, signal.SIGKILL)
     assert answer.result(SOON_S) == Answer("died")
-
-
-def test_a_restart_that_was_asked_for_is_not_told_as_a_loss(
-    pool3: Pool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kill(pool3, 1)
-    pool3.restart()
-    pool3.run("1")
-    assert capsys.readouterr().err == ""
 
 
 def test_the_rank_that_died_first_is_named_first(pool3: Pool) -> None:
@@ -104,22 +77,17 @@ def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
     assert pool3.status().replaced_after == ()
 
 
-def test_one_that_dies_again_before_all_is_well_is_still_lost() -> None:
-    health = Health(Secrets(), lambda: None)
-    health.lose("rank 1 was killed by SIGKILL.", "", 1)
-    num_losses = health.num_losses
-    health.lose("rank 1 was killed by SIGSEGV.", "", 1)  # its replacement
-    health.mark_mended([1], num_losses)
-    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGSEGV"})
-    health.mark_mended([1], health.num_losses)
-    assert (health.state, health.lost) == ("well", {})
-
-
-def test_one_that_dies_while_only_the_group_is_missing_is_replaced_too() -> None:
-    health = Health(Secrets(), lambda: None)
-    health.give_up("the process group was not formed: another user disturbs.", ())
-    assert health.lacks_group
-    health.lose("rank 1 was killed by SIGKILL.", "", 1)
-    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGKILL"})
-    health.mark_mended([1], health.num_losses)
-    assert health.state == "well"
+def test_what_follows_a_broken_group_waits_its_turn_while_another_cell_runs(
+    pool3: Pool, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    pool3.run("pair = dist.new_group([0, 1])")
+    running = pool3.begin(wait_for(go), ranks=(2,), on_output=lambda *_: None)
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool3.run("if rank == 0: 1 / 0\ndist.barrier(pair)", ranks=[0, 1])
+    following = pool3.begin("1", ranks=(0,), on_output=lambda *_: None)
+    assert following.waits_for == ["the forming of the process group"]
+    go.touch()
+    assert following.wait(SOON_S)
+    assert (running.error(), following.error()) == (None, None)
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}

@@ -28,9 +28,7 @@ def names() -> Iterator[dict[str, Any]]:
 def cell(pool: Pool, source: str, ranks: str = "all") -> Any:
     """Run a cell as `%%spmd` does, with the notebook's names."""
     at = Notebook(namespace(), lambda text: text)
-    return SpmdRun(
-        pool, source, pool.select_ranks(ranks), QuietView("everything"), notebook=at
-    ).result()
+    return SpmdRun(pool, source, pool.select(ranks), QuietView("everything"), notebook=at).result()
 
 
 MODEL = """
