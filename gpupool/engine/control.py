@@ -31,7 +31,7 @@ from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
 from gpupool.engine.group import forming, location, rendezvous
 from gpupool.engine.group.abort import abort_collectives
-from gpupool.engine.output import log
+from gpupool.engine.output import streams
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
 _newest_environment = 0  # number of the request
@@ -103,7 +103,7 @@ def _set_environment(
     # First: where a refresh takes long, the same request waits behind it, and must not begin it
     # once more.
     _newest_environment = max(number, _newest_environment)
-    log.hide(environ.secret_values(variables))
+    streams.secrets.add(environ.secret_values(variables))
     environ.apply(variables, unset)
     if refresh:
         refresh_filesystems()
