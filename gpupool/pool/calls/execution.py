@@ -233,11 +233,9 @@ class Execution(Generic[Value]):
             if pending and not (self._failures or self._presses):
                 self._look(now)
             if pending and (self._failures or self._presses):
-                if not self._freeing.has_warned:  # what was noticed is being ended
-                    self._notice(None)
                 self._freeing.step(now, self._presses, ranks)
-                if self._freeing.was_in_vain(now):
-                    self._failures.update(self._freeing.give_up(ranks))
+                if failed := self._freeing.given_up(now, ranks):
+                    self._failures.update(failed)
                     break
         self.elapsed_s = time.monotonic() - self._started
         # Else the next cell would begin on a process that is just ending.

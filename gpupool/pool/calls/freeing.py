@@ -7,7 +7,7 @@ and kills. Used by the thread that supervises a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from enum import Enum, auto
 
@@ -16,6 +16,7 @@ from gpupool.core.wire.location import Location
 from gpupool.core.wire.replies import Raised
 from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool.launchers.base import DIE_S
+from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
@@ -83,18 +84,17 @@ class Freeing:
 
     `freed_at`: when the ranks were first interrupted (seconds since the epoch), if they were.
     `has_aborted`: their collectives were aborted, so that the group has to be formed again.
-    `has_warned`: it has said that ranks are going to be replaced.
     """
 
     def __init__(
-        self, all_ranks: Ranks, ranks: Sequence[int], number: int, notice: Callable[[str], None]
+        self, all_ranks: Ranks, ranks: Sequence[int], number: int, on_notice: OnNotice
     ) -> None:
         self.freed_at: float | None = None
-        self.has_aborted = self.has_warned = False
+        self.has_aborted = False
         self._all_ranks = all_ranks
         self._ranks = ranks
         self._number = number
-        self._notice = notice
+        self._notice = on_notice
         self._ladder = Ladder(all_ranks.ladder_scale)
         self._killed_at: float | None = None
         self._answers: dict[int, Future[Answer[Location]]] | None = None
@@ -112,16 +112,15 @@ class Freeing:
         """
         for rung in self._ladder.due(now, presses):
             if self._answers is None:  # before the first is freed, which frees its peers
+                self._notice(None)  # what was told is being ended
                 self._answers = self._all_ranks.ask(Where(), pending)
                 wait(self._answers.values(), timeout=_ANSWER_S)
             self._climb(rung, pending)
 
-    def was_in_vain(self, now: float) -> bool:
-        """Whether ranks were killed and are still there."""
-        return self._killed_at is not None and now - self._killed_at > DIE_S
-
-    def give_up(self, ranks: Sequence[int]) -> dict[int, Raised]:
-        """Say that these ranks were killed and are still there; how each of them failed."""
+    def given_up(self, now: float, ranks: Sequence[int]) -> dict[int, Raised]:
+        """Give these ranks up if they were killed and are still there; how each of them failed."""
+        if self._killed_at is None or now - self._killed_at <= DIE_S:
+            return {}
         listed = ", ".join(map(str, ranks))
         reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
         self._all_ranks.health.give_up(f"{reason}.", ranks)
@@ -142,7 +141,6 @@ class Freeing:
                 # Of those too that have ended: a peer's may continue with one that is through it.
                 self._all_ranks.group.abort({rank: again.get(rank) for rank in self._ranks})
         elif rung is Rung.WARN:
-            self.has_warned = True
             self._notice(
                 f"rank {', '.join(map(str, pending))} does not respond to the interrupt. In "
                 f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables "
