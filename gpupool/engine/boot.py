@@ -48,9 +48,9 @@ def main() -> None:
     _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 
-    from gpupool.engine.output.streams import OrderedStream, draw_bars_as_text
+    from gpupool.engine.output.streams import OrderedStream, draw_as_in_a_terminal
 
-    draw_bars_as_text()
+    draw_as_in_a_terminal()
     draw_with(open_drawing)
     current.is_on_rank = lambda: True
     entry.serve_calls()

@@ -32,7 +32,7 @@ from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
 from gpupool.engine.group import forming, location, rendezvous
 from gpupool.engine.group.abort import abort_collectives
-from gpupool.engine.output import log
+from gpupool.engine.output import streams
 
 # What is to stop -> whether it ends where it is, as its data do not come. A signal's handler may
 # add to it in the main thread.

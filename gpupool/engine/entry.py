@@ -32,7 +32,7 @@ from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming
-from gpupool.engine.output import log, status, streams
+from gpupool.engine.output import status, streams
 from gpupool.engine.process import end_at_once, follow_torch, this_rank
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
@@ -62,7 +62,7 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     status.install(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
-    log.mask()
+    streams.mask_log(shell.kernel.log)
     torchrun.install()
     return Reply(None)
 

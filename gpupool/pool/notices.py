@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Self, TextIO
+from typing import NamedTuple, TextIO
 
 from gpupool.core import progress as bars
 from gpupool.core.terminal import cleared
@@ -32,16 +32,9 @@ class Notice(str):
     `head` says what is wrong, `places` where each rank is, `advice` what can be done.
     """
 
-    head: str
-    places: tuple[Place, ...]
-    advice: str
-
-    __slots__ = ("advice", "head", "places")
-
-    def __new__(cls, text: str, head: str, places: tuple[Place, ...], advice: str) -> Self:
-        notice = super().__new__(cls, text)
-        notice.head, notice.places, notice.advice = head, places, advice
-        return notice
+    head = ""
+    places: tuple[Place, ...] = ()
+    advice = ""
 
 
 class NoticeLines:
@@ -61,11 +54,10 @@ class NoticeLines:
 
     def __call__(self, text: str | None) -> None:
         """Write "gpupool: TEXT"."""
+        form = _TIME.sub("", text or "")
         if text is None:
             self._written.clear()
-            return
-        form = _TIME.sub("", text)
-        if form not in self._written:
+        elif form not in self._written:
             self._written.add(form)
             with cleared(self._stream or sys.stderr) as stream:
                 print(f"gpupool: {self._about}{text}", file=stream, flush=True)

@@ -15,14 +15,10 @@ from gpupool.pool.calls.output import RankOutput
 class SpmdResult(Mapping[int, Any]):
     """One value per rank, and what each printed.
 
-    `result[rank]` is the function's return value, or the value of the cell's last expression.
-    `cell_number` is the notebook's number of the cell, None for what is no cell of it.
+    `result[rank]` is the function's return value, or the value of the cell's last expression;
+    `outputs[rank]` is what the rank has shown. `cell_number` is the notebook's number of the cell,
+    None for what is no cell of it.
     """
-
-    __slots__ = ("__weakref__", "_replies", "_values", "cell_number", "elapsed_s", "outputs")
-
-    outputs: dict[int, RankOutput]
-    """What each rank has shown."""
 
     def __init__(
         self,
@@ -53,7 +49,7 @@ class SpmdResult(Mapping[int, Any]):
                     "no value",
                     ranks=[rank],
                 )
-            self._values[rank] = None if reply.packed is None else unpack(reply.packed)
+            self._values[rank] = unpack(reply.packed) if reply.packed else None
         return self._values[rank]
 
     def __iter__(self) -> Iterator[int]:

@@ -40,7 +40,7 @@ def test_every_request_is_answered_also_one_that_makes_no_sense(
     ("request_", "answer"),
     [
         (Stop("job"), Answer("ok", Waits(0.5, 0.0, "503"))),
-        (Where(), Answer("ok", Location("Cell In[3], line 2", Collective("send", 0, (0, 1))))),
+        (Where(), Answer("ok", Location("Cell, line 2", Collective("send", 0, [0, 1]), last=[]))),
         (Where(), Answer("error", error="no")),
     ],
 )

@@ -25,6 +25,7 @@ from ipyparallel.controller.app import IPController
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
+from gpupool.core.wire.masking import MASK
 from tests.servers.issuer import Issuer
 from tests.support.processes import until
 
@@ -56,14 +57,18 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
 
 
-def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool) -> None:
-    """`_original_stdstream_copy`, in engine/output/log.py."""
-    code = "import os, sys; os.readlink(f'/proc/self/fd/{sys.STREAM._original_stdstream_copy}')"
-    for stream in ("stdout", "stderr"):
-        targets = pool2.run(code.replace("STREAM", stream))
-        assert all(target.startswith("pipe:") for target in targets.values())
-    pool2.run("os.write(1, b'to descriptor 1\\n'); os.write(2, b'to descriptor 2\\n')")
-    until(lambda: {"to descriptor 1", "to descriptor 2"} <= set(pool2.log(1).splitlines()), 5)
+def test_what_is_written_to_descriptors_and_what_the_kernel_logs_is_masked_in_the_log(
+    pool2: Pool,
+) -> None:
+    """`_original_stdstream_copy`, the handlers of `kernel.log`, in engine/output/streams.py."""
+    pool2.run(
+        "import os\nfrom gpupool.engine.output import streams\n"
+        "streams.secrets.add(['h1dd3n-w0rd'])\n"
+        "get_ipython().kernel.log.error('kernel h1dd3n-w0rd')\n"
+        "os.write(1, b'stdout h1dd3n-w0rd\\n'); os.write(2, b'stderr h1dd3n-w0rd\\n')"
+    )
+    expected = {f"{name} {MASK}" for name in ("stdout", "stderr", "kernel")}
+    until(lambda: expected <= {*pool2._all_ranks.engines.log(1).splitlines()}, 10.0)
 
 
 def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2: Pool) -> None:

@@ -35,7 +35,7 @@ def step(number: int, loss: float = 1.0) -> StepEvent:
 
 
 def checkpoint(number: int) -> CheckpointEvent:
-    return CheckpointEvent(number, 1, f"s3://a/step-{number:08}.pt", 99, 0.001, 0.1)
+    return CheckpointEvent(number, 1, f"s3://a/step-{number:08}.pt")
 
 
 def history_of(*events: object) -> TrainingHistory:

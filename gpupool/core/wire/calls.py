@@ -37,9 +37,15 @@ class Call(Generic[Value]):
     """
 
     is_shown: ClassVar[bool] = False
+    what: ClassVar[str] = "a cell"
     number: int | None = field(default=None, kw_only=True)
     reloaded: Reloaded | None = field(default=None, kw_only=True)
     torch_settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def title(self) -> str:
+        """What runs, for whoever waits for it."""
+        return self.what
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,18 @@ class RunSource(BoundCall[CodeReply]):
     cell_number: int | None
     waits: bool = True
 
+    @property
+    def title(self) -> str:
+        """With the cell's number."""
+        return f"cell In[{self.cell_number}]" if self.cell_number else self.what
+
 
 @dataclass(frozen=True)
 class RunFunction(BoundCall[CodeReply]):
     """Call a packed (function, args, kwargs); `sources` are of its code."""
 
     is_shown = True
+    what = "a function"
     packed: Packed
     sources: Sources
 
@@ -186,6 +198,7 @@ class Train(Call[TrainReply]):
     """
 
     is_shown = True
+    what = "a training"
     job: Job
     result_path: str
     again: bool = False
@@ -196,6 +209,7 @@ class Predict(Call[None]):
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
 
     is_shown = True
+    what = "a prediction"
     job: Job
     result_path: str
 

@@ -8,27 +8,21 @@ rank 0's monotonic clock, so that no clock of one host is compared with another'
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from gpupool.core.formatting import measured, percent
 from gpupool.core.wire.monitor_event import MonitorEvent
-
-PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
 
 
 @dataclass(frozen=True, slots=True)
 class StartEvent:
     """Training begins: what will be done.
 
-    Where it begins again, everything that was reported before follows once more. `num_steps` are
-    those of the whole training, 0 where that is not known, as `steps_per_epoch` is of a stream.
-    `objective` is by what the best network is chosen ("loss", "accuracy", a metric), if any is.
-
-    `devices` are those of the ranks that train, `ranks`, in this order: "cuda:0 NVIDIA H200", or
-    "CPU". `validate_every` counts steps; 0: there is no validation; -1: one after every epoch, of a
-    length that nobody knows. `patience` is 0 without one, `keep` "best" or "last". `started_at` is
-    rank 0's wall clock, in seconds since 1970. `unit` is what a sample is: "images", or "samples".
-    `metrics` are the names of those that validations have.
+    Where it begins again, everything that was reported before follows once more. `num_steps` and
+    `steps_per_epoch` are 0 where that is not known, as of a stream. `objective` is by what the best
+    network is chosen ("loss", "accuracy", a metric), if any is. `devices` are those of `ranks`, in
+    this order. `validate_every` counts steps; 0: there is no validation; -1: one after every epoch,
+    of a length that nobody knows. `started_at` is rank 0's wall clock. `unit` is what a sample is.
     """
 
     num_epochs: int
@@ -53,10 +47,9 @@ class StartEvent:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """One optimizer step: loss and accuracy are means over the whole global batch.
+    """One optimizer step: loss and accuracy (0..1, of classes) are means over the global batch.
 
-    `step` counts from 1 over all epochs, `epoch` from 1. `accuracy` is a fraction (0..1), or
-    None where the targets are not class indices. `data_wait_s` is rank 0's wait for the batch.
+    `step` counts from 1 over all epochs. `data_wait_s` is rank 0's wait for the batch.
     """
 
     step: int
@@ -71,10 +64,7 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class ValidationEvent:
-    """The validation set after a step, from counts summed over all ranks.
-
-    `metrics` are those asked for, by name. `is_best`: no validation before was better.
-    """
+    """The validation set after a step, from counts summed over all ranks."""
 
     step: int
     epoch: int
@@ -98,10 +88,9 @@ class ValidationEvent:
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent:
-    """Something the user should know at once; training continues, or ends automatically.
+    """Something the user should know at once: `message` is one sentence, `about` a word for it.
 
-    `about` is "not finite" (divergence), "checkpoint" (it could not be written), "resume", "data"
-    (waited for), or another word; `message` is one sentence; `step` the last one that was done.
+    Training continues, or ends automatically.
     """
 
     about: str
@@ -111,19 +100,11 @@ class WarningEvent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvent:
-    """A checkpoint is complete at `url`: all that training holds after `step`.
-
-    Training stood still for `stall_s`; to write it took `write_s` more, in the background. `reason`
-    is why it was made: "epoch", "steps", "time", "end", "stop" or "failure".
-    """
+    """A checkpoint is complete at `url`: all that training holds after `step`."""
 
     step: int
     epoch: int
     url: str
-    num_bytes: int
-    stall_s: float
-    write_s: float
-    reason: str = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +121,10 @@ class ResumeEvent:
 class DataEvent:
     """What reading took since the last such event, over all ranks; only where there is news.
 
-    `num_reads` came from the store, `num_cached` from the cache instead. `num_retried` reads were
-    tried again; `reason` is why, on rank 0, the last time ("503 SlowDown"; "" if it had none).
-    `num_skipped` samples were left out; `skipped` maps their URLs to what is wrong with them.
-    `read_by` is what reads the training data on rank 0: "8 threads", "4 processes"; "" of
-    datastores.
+    `num_reads` came from the store, `num_cached` from the cache. `reason` is why reads were tried
+    again, on rank 0, the last time ("503 SlowDown"). `skipped` maps URLs of samples to what is
+    wrong with them. `read_by` is what reads the training data on rank 0: "8 threads", "4
+    processes"; "" of datastores.
     """
 
     step: int
@@ -162,14 +142,10 @@ class DataEvent:
 class RankEvent:
     """How one rank fares; each sends its own about once a second while it trains, and at the end.
 
-    `step` is the last one it has done. `work_s` is the median over the steps since the last such
-    event of what a step takes this rank itself: data, forward, backward and optimizer, without what
-    it waits for the other ranks. The rank with the longest is the one that all others wait for.
-    `step_s` is the median of whole steps. Either is None where no step was made.
-
-    `utilization` (0..1), memory and temperature are those of its GPU, whoever uses it. Of a rank on
-    CPU: its CPU time over wall time times its threads; its resident memory, of the host's. None
-    where it is not reported.
+    `work_s` is the median since the last such event of what a step takes this rank itself, without
+    what it waits for the others: they wait for the rank with the longest. `step_s` is the median of
+    whole steps. `utilization` (0..1), memory and temperature are those of its GPU, whoever uses it;
+    of a rank on CPU, those of its process.
     """
 
     rank: int
@@ -184,10 +160,9 @@ class RankEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """How far something is that is no training: `done` of `total` (0: nobody knows).
+    """How far something is that is no training ("predict", "Listing"): `done` of `total`.
 
-    `what` says it, such as "samples", of a pass over a data set by all ranks, or "Listing", which
-    counts files. The last event has `done` equal to `total`, above 0.
+    `total` is 0 where nobody knows. The last event has `done` equal to `total`, above 0.
     `elapsed_s` are seconds of training until then, where it is part of one (else 0).
     """
 
@@ -226,25 +201,12 @@ Event = (
     | MonitorEvent
 )
 
-_KINDS: dict[str, type[Event]] = {
-    "start": StartEvent,
-    "step": StepEvent,
-    "validation": ValidationEvent,
-    "warning": WarningEvent,
-    "checkpoint": CheckpointEvent,
-    "resume": ResumeEvent,
-    "data": DataEvent,
-    "rank": RankEvent,
-    "progress": ProgressEvent,
-    "end": EndEvent,
-    "monitor": MonitorEvent,
-}
-_NAMES: dict[type[Event], str] = {cls: name for name, cls in _KINDS.items()}
+_KINDS: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
 def to_dict(event: Event) -> dict[str, Any]:
     """The event as a dict of plain values, with its kind under "kind"."""
-    return {"kind": _NAMES[type(event)], **asdict(event)}
+    return {"kind": type(event).__name__, **asdict(event)}
 
 
 def from_dict(data: dict[str, Any]) -> Event:
@@ -253,10 +215,5 @@ def from_dict(data: dict[str, Any]) -> Event:
     Raises:
         KeyError: an unknown kind, so client and engine run different versions of gpupool.
     """
-    fields = {name: _frozen(value) for name, value in data.items()}
+    fields = dict(data)
     return _KINDS[fields.pop("kind")](**fields)
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, which they were before a channel such as JSON."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Collective:
 
     op: str
     seq: int = 0
-    ranks: tuple[int, ...] = ()
+    ranks: Sequence[int] = ()
     since_s: float = 0.0
     values: str = ""
     group: str = ""
@@ -42,15 +42,9 @@ class Collective:
 
     def matches(self, other: Collective) -> bool:
         """Whether two ranks that are in these two are in the same one."""
-        if self.op in POINT_TO_POINT:
-            receives = (self.op in ("recv", "irecv"), other.op in ("recv", "irecv"))
-            return other.op in POINT_TO_POINT and receives[0] != receives[1]
+        if self.op in POINT_TO_POINT and other.op in POINT_TO_POINT:
+            return ("recv" in self.op) != ("recv" in other.op)
         return self.key == other.key
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Collective:
-        """The inverse of `dataclasses.asdict`, after JSON too."""
-        return cls(**{**plain, "ranks": tuple(plain["ranks"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +54,8 @@ class Location:
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
     `function` is the function of torch.distributed that the main thread has called, "" outside of
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
-    `imports`: a library is being imported, which is not cut off. `queued`: the collective waits in
-    the queue of a device, and the host has continued to `line`; nobody knows where it was called.
-    `last` has of each group the last collective that is over.
+    `queued`: the collective waits in the queue of a device, and the host has continued to `line`;
+    nobody knows where it was called. `last` has of each group the last collective that is over.
     """
 
     line: str = ""
@@ -70,8 +63,7 @@ class Location:
     function: str = ""
     cpu_s: float = 0.0
     idle: bool = False
-    imports: bool = False
-    last: tuple[Collective, ...] = ()
+    last: Sequence[Collective] = ()
     queued: bool = False
 
     @property
@@ -100,7 +92,5 @@ class Location:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Location:
         """The inverse of `dataclasses.asdict`, after JSON too."""
-        collective = plain.get("collective")
-        last = tuple(Collective.from_dict(one) for one in plain.get("last", ()))
-        found = collective and Collective.from_dict(collective)
-        return cls(**{**plain, "collective": found, "last": last})
+        found, last = plain["collective"], [Collective(**one) for one in plain["last"]]
+        return cls(**{**plain, "collective": found and Collective(**found), "last": last})

@@ -12,12 +12,10 @@ class OutputKind(StrEnum):
 
     STDOUT = "stdout"  # text
     STDERR = "stderr"  # text
-    DISPLAY = "display"  # a mime bundle, with "widget": the name of the Output shown, if any
+    DISPLAY = "display"  # a mime bundle
     RESULT = "result"  # the same, of the last expression of a cell
     UPDATE = "update"  # the same, in the place of an earlier one of the same display_id
     CLEAR = "clear"  # {"wait": bool}
-    COMM = "comm"  # "type" and "content" of a widget's message
-    WIDGET = "widget"  # the name of an Output and the text that stands in it now, as "data"
     EVENTS = "events"  # of a call on one rank plain dicts, of several ranks `events.Event`
 
     @property
@@ -27,6 +25,7 @@ class OutputKind(StrEnum):
 
 
 STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
 
 # (kind, content): of a call on one rank
 OnMessage = Callable[[OutputKind, Any], None]

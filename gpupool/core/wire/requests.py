@@ -7,7 +7,7 @@ its answer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from gpupool.core.wire.location import Location
@@ -28,9 +28,7 @@ class Answer(Generic[Found]):
 
     def content(self) -> dict[str, Any]:
         """The fields, as the message has them."""
-        found: Any = self.found
-        plain = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-        return {"status": self.status, "found": plain, "error": self.error}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class ControlRequest(Generic[Found]):
 
     def content(self) -> dict[str, Any]:
         """The fields, as the message has them."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return asdict(self)
 
     def answer(self, content: Mapping[str, Any]) -> Answer[Found]:
         """The answer that a message has."""
@@ -134,11 +132,5 @@ class Signal(ControlRequest[None]):
 
 
 REQUESTS: Sequence[type[ControlRequest[Any]]] = (
-    Stop,
-    Interrupt,
-    Abort,
-    Where,
-    Counts,
-    SetEnvironment,
-    Signal,
-)
+    Stop, Interrupt, Abort, Where, Counts, SetEnvironment, Signal,
+)  # fmt: skip

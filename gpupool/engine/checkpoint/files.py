@@ -14,7 +14,6 @@ import io
 import queue
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,21 +32,17 @@ _SEAL_BYTES = len(_MAGIC) + 8 + 32
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A checkpoint that is complete. `save` took `stall_s`, writing it after that `write_s`."""
+    """A checkpoint that is complete."""
 
     step: int
     name: str
     url: str
-    num_bytes: int
-    stall_s: float
-    write_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     step: int
     state: dict[str, Any]
-    stall_s: float
     why_not: Callable[[], str]
 
 
@@ -129,7 +124,6 @@ class Checkpoints:
         With `wait` it is complete when this returns; raises DataError if it cannot be written.
         Otherwise `news` has it.
         """
-        began = time.perf_counter()
         self._wait()  # the thread still reads the snapshot's buffers
         try:
             copy = self._snapshot.take(state) | dict(fixed or {})
@@ -137,7 +131,7 @@ class Checkpoints:
             self._failed_with(_of_state(self.url(_name(step)), error), heard=wait)
             return
         self._idle.clear()
-        job = _Job(step, copy, time.perf_counter() - began, why_not)
+        job = _Job(step, copy, why_not)
         self._newest_step = step
         if wait:
             with progress(_saving(step)):
@@ -234,7 +228,6 @@ class Checkpoints:
 
     def _write(self, job: _Job, *, heard: bool) -> None:
         """Write a checkpoint and remove older ones; `heard`: the caller hears of errors."""
-        began = time.perf_counter()
         name = _name(job.step)
         try:
             self._snapshot.wait()  # here, not in `save`: the training does not wait for the copy
@@ -249,11 +242,8 @@ class Checkpoints:
                     name = name.replace("-", "-0")  # the step is the same
             self._own.add(name)
             self._remove_replaced(name)
-            seconds = time.perf_counter() - began
-            url = self._target.name(name)
             with self._lock:
-                written = Written(job.step, name, url, len(data), job.stall_s, seconds)
-                self._written.append(written)
+                self._written.append(Written(job.step, name, self._target.name(name)))
             self._remove_old(job.step)  # only now: there is always a complete one
         except Exception as error:  # not only of the store: an optimizer's state may hold anything
             failure = error if isinstance(error, DataError) else _of_state(self.url(name), error)

@@ -19,12 +19,11 @@ from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
-from gpupool.core.wire.events import PIECES
+from gpupool.core.wire.output import PIECES
 
 INTERVAL_S = 0.1  # text waits that long for more
 MAX_CHARS = 1 << 20  # in an interval; who writes more waits for the next one
 NUM_FLUSHES = 40  # in a second that are done at once; others wait for the interval
-MAX_MESSAGES = 8  # for text that alternates between the streams; more go as one
 
 _PIPE_BYTES = 1 << 20  # so that C code that holds the GIL does not wait for our reader so soon
 _FLUSH_TIMEOUT_S = 10.0
@@ -164,19 +163,16 @@ class Channel:
     def _send_text(self, pieces: list[Piece]) -> None:
         self._session.pid = os.getpid()  # as ipykernel does: this thread survives no fork
         for _, same in groupby(pieces, lambda piece: piece.parent.get("msg_id")):
-            of_call = list(same)
-            texts = [encodable(piece.buffer.getvalue()) for piece in of_call]
-            if len(of_call) > MAX_MESSAGES:
-                metadata = {PIECES: [len(text) for text in texts]}
-                self._send(of_call[0], "".join(texts), metadata)
-                continue
-            for piece, text in zip(of_call, texts, strict=True):
-                self._send(piece, text, {})
-
-    def _send(self, piece: Piece, text: str, metadata: dict[str, Any]) -> None:
-        topic = f"stream.{piece.name}".encode()
-        content = {"name": piece.name, "text": text}
-        self._session.send(self._direct, "stream", content, piece.parent, topic, metadata=metadata)
+            first, *others = same
+            texts = [encodable(piece.buffer.getvalue()) for piece in (first, *others)]
+            self._session.send(
+                self._direct,
+                "stream",
+                {"name": first.name, "text": "".join(texts)},
+                first.parent,
+                f"stream.{first.name}".encode(),
+                metadata={PIECES: [len(text) for text in texts]},
+            )
 
 
 def encodable(text: str) -> str:

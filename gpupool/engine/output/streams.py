@@ -1,7 +1,8 @@
 """stdout and stderr of an engine. Runs on engines.
 
 ipykernel gives each stream a buffer of its own, which loses their order, and reads what C code and
-child processes write to descriptors 1 and 2 in its own time. Here both write to one channel.
+child processes write to descriptors 1 and 2 in its own time. Here both write to one channel. What
+comes from the descriptors goes into the log too, which is a file: secrets are masked there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import codecs
 import contextlib
 import ctypes
 import io
+import logging
 import os
 import sys
 from typing import Any
@@ -19,7 +21,10 @@ from ipykernel.iostream import OutStream
 from IPython.core.getipython import get_ipython
 from jupyter_client.session import extract_header
 
+from gpupool.core.wire.masking import Redactor, Secrets, redact
 from gpupool.engine.output.channel import Channel
+
+secrets = Secrets()  # masked in the log
 
 
 class OrderedStream(OutStream):
@@ -39,6 +44,7 @@ class OrderedStream(OutStream):
         self._descriptor = {"stdout": 1, "stderr": 2}[name]
         # a read may end within a character
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._redactor = Redactor(secrets)
         super().__init__(session, pub_thread, name, **options)  # type: ignore[no-untyped-call]
         self.buffer = _Octets(self._descriptor, "wb", closefd=False)
         underlying = getattr(sys, f"__{name}__")
@@ -70,10 +76,11 @@ class OrderedStream(OutStream):
         """Take what a script asks of its output, of which nothing makes a difference here."""
 
     def _take(self, octets: bytes) -> tuple[str, dict[str, Any], str]:
-        """What was written by code that knows nothing of calls; it goes into the log as well."""
+        """What was written by code that knows nothing of calls."""
+        text = self._decode(octets)
         with contextlib.suppress(OSError):
-            os.write(self._original_stdstream_copy, octets)
-        return self.name, self._parent_header_global, self._decode(octets)
+            os.write(self._original_stdstream_copy, self._redactor.feed(text).encode())
+        return self.name, self._parent_header_global, text
 
     def _watch_pipe_fd(self) -> None:
         """Receive what comes when nobody writes to the streams; a thread of ipykernel."""
@@ -112,10 +119,10 @@ def restore_streams() -> list[str]:
     """Let `sys.stdout` and `sys.stderr` be streams that work; returns what did not, and why."""
     notes = []
     for own in _streams:
-        present = getattr(sys, own.name, None)
+        present: Any = getattr(sys, own.name, None)
         try:
             if present is not own:
-                present.flush()  # type: ignore[union-attr]
+                present.flush()
         except BaseException as error:  # code of the user's, which an interrupt may end
             setattr(sys, own.name, own)
             fault = f"could not be flushed ({type(error).__name__}: {error})"
@@ -128,12 +135,30 @@ def say(text: str) -> None:
     next(own for own in _streams if own.name == "stderr").write(f"{text}\n")
 
 
-def draw_bars_as_text() -> None:
-    """Have tqdm draw its bars as in a terminal: a rank's widgets are not in the notebook."""
+def mask_log(logger: logging.Logger) -> None:
+    """Mask what the kernel itself logs. Once, before there are secrets."""
+    for handler in logger.handlers:
+        handler.setFormatter(_Masking())
+
+
+class _Masking(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record), secrets)
+
+
+def draw_as_in_a_terminal() -> None:
+    """Have libraries draw bars as in a terminal: a rank's widgets are not in the notebook."""
+    from ipykernel.ipkernel import IPythonKernel  # not before `boot` has left the debugger out
+    from ipykernel.zmqshell import ZMQInteractiveShell
+
     tqdm.std.tqdm_notebook, tqdm.std.tnrange = tqdm.std.tqdm, tqdm.std.trange
     for name in ("notebook", "autonotebook"):
         setattr(tqdm, name, tqdm.std)
         sys.modules[f"tqdm.{name}"] = tqdm.std
+    # rich goes by the name of the shell's class
+    kernel: Any = IPythonKernel
+    kernel.shell_class = type("RankShell", (ZMQInteractiveShell,), {})
+    os.environ.setdefault("TTY_COMPATIBLE", "1")
 
 
 # ---- inside ----------------------------------------------------------------------------------

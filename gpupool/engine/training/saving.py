@@ -19,7 +19,7 @@ from gpupool.core.wire.events import CheckpointEvent, ResumeEvent, WarningEvent
 from gpupool.core.wire.state_dicts import check_extra_state
 from gpupool.engine.batches.share import Dataset
 from gpupool.engine.calls import uninterrupted
-from gpupool.engine.checkpoint.files import Checkpoints, Written
+from gpupool.engine.checkpoint.files import Checkpoints
 from gpupool.engine.group.forming import World
 from gpupool.engine.training import run_state
 from gpupool.engine.training.event_log import EventLog
@@ -50,7 +50,7 @@ class Saving:
         self._every_steps, self._every_s, self._every_epoch = _intervals(options)
         self._saved_step = -1
         self._saved_at = clock()
-        self._reasons: dict[int, tuple[int, str]] = {}  # step -> epoch, why
+        self._epochs: dict[int, int] = {}  # step -> epoch
 
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
@@ -89,7 +89,7 @@ class Saving:
             return "save" in self._run.reporter.requested
         return bool(self._every_steps) and self._run.step % self._every_steps == 0
 
-    def save(self, reason: str = "") -> None:
+    def save(self) -> None:
         """Begin to write `run`; the reporter has been flushed."""
         if self._checkpoints is None or self._saved_step == self._run.step:
             return
@@ -97,9 +97,7 @@ class Saving:
         self._saved_step, self._saved_at = self._run.step, self._clock()
         self._run.reporter.requested -= {"save"}
         if self._writes:
-            usual = "steps" if self._every_steps else "time"
-            reason = reason or ("epoch" if self._every_epoch else usual)
-            self._reasons[self._run.step] = run_state.epoch_of(self._run), reason
+            self._epochs[self._run.step] = run_state.epoch_of(self._run)
             fixed = run_state.facts(self._run, self._event_log, self._dataset)
             self._checkpoints.save(
                 run_state.capture(self._run),
@@ -121,7 +119,8 @@ class Saving:
         assert self._checkpoints is not None
         written, failures = self._checkpoints.news()
         for one in written:
-            self._run.reporter.emit(_event(one, *self._reasons.pop(one.step)))
+            epoch = self._epochs.pop(one.step)
+            self._run.reporter.emit(CheckpointEvent(one.step, epoch, one.url))
         for error in failures:
             sentence = f"a checkpoint could not be written: {error}"
             self._run.reporter.emit(WarningEvent("checkpoint", sentence, self._run.step))
@@ -161,7 +160,7 @@ class Saving:
         if self._checkpoints is None:
             return
         if self._run.stopped_by != "diverged":  # nothing is resumed from such weights
-            self.save("stop" if self._run.stopped_by in ("user", "callback") else "end")
+            self.save()
         if self._writes:
             self._checkpoints.finish()
             self.report_news()
@@ -195,7 +194,7 @@ class Saving:
             raise DataError(f"the one before is still being written after {within_s:g} s", "late")
         is_new = run.step > max(self._saved_step, 0)
         if is_new and run.is_step_complete and not run.has_diverged:
-            self._reasons[run.step] = run_state.epoch_of(run), "failure"
+            self._epochs[run.step] = run_state.epoch_of(run)
             unreported = run.reporter.unreported()
             fixed = run_state.facts(run, self._event_log, self._dataset, unreported)
             why_not = run.completed.why_spoilt
@@ -203,12 +202,6 @@ class Saving:
         if within_s is not None and not checkpoints.is_written(within_s):
             raise DataError(f"it is still being written after {within_s:g} s", "late")
         checkpoints.finish()
-
-
-def _event(one: Written, epoch: int, reason: str) -> CheckpointEvent:
-    return CheckpointEvent(
-        one.step, epoch, one.url, one.num_bytes, one.stall_s, one.write_s, reason
-    )
 
 
 def resuming(options: TrainingOptions) -> TrainingOptions:

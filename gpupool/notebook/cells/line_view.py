@@ -67,11 +67,8 @@ class LineView:
 
     def finish(self, report: CellReport) -> None:
         """Write the rest, also lines without an end."""
-        for rank, output in report.outputs.items():
+        for rank in report.outputs:
             self._queue.extend((rank, line) for line in self._lines.rest(rank))
-            for bundle in output.displays:
-                if bundle["widget"] and bundle["data"]:  # a bar of rich say, complete now
-                    self._add_display(rank, bundle["kind"], bundle)
         self._write(at_end=True)
         self._loops.finish()
         self._report = report

@@ -57,7 +57,6 @@ class LiveView:
         self._lines = Lines(MAX_LINE_CHARS, 3 * NUM_TAIL_LINES)
         self._tails: dict[int, deque[tuple[float, str]]] = {}
         self._figures: dict[int, list[dict[str, Any]]] = {}
-        self._widgets: dict[int, dict[str, str]] = {}  # rank -> Output -> the end of its text
         # Three threads meet here: of the output, of the cell that waits, and of the timer.
         self._lock = threading.RLock()
         self._began = self._drawn_at = time.monotonic()
@@ -108,8 +107,8 @@ class LiveView:
         self._loops.finish()
         with self._lock:
             self._report = report
-            for live in (self._tails, self._figures, self._widgets):
-                live.clear()
+            self._tails.clear()
+            self._figures.clear()
             self._dirty = False
         # A tail that is there must be replaced, also by an empty report.
         if has_something(report, self._look) or self._place.is_shown:
@@ -129,11 +128,6 @@ class LiveView:
             self._tails.pop(rank, None)
             self._lines.clear(rank)
             self._figures.pop(rank, None)
-            self._widgets.pop(rank, None)
-        elif kind is OutputKind.WIDGET:
-            lines = str(content["data"].get("text/plain", "")).split("\n")[-NUM_TAIL_LINES:]
-            text = "\n".join(line[:MAX_LINE_CHARS] for line in lines)
-            self._widgets.setdefault(rank, {})[content["widget"]] = text
         elif kind in (OutputKind.DISPLAY, OutputKind.UPDATE) and is_embeddable(content):
             display_id = (content.get("transient") or {}).get("display_id")
             mine = self._figures.setdefault(rank, [])
@@ -157,7 +151,6 @@ class LiveView:
         tail = merge(self._tails)[-NUM_TAIL_LINES:]
         lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in tail]
         lines += fold_bars(self._lines.partial())[:MAX_ROWS]
-        lines += self._widget_lines()[:MAX_ROWS]
         head = states_html(states) + markup.muted(f"running, {shown_time(now - self._began)}")
         figures = {rank: list(mine) for rank, mine in self._figures.items()}
         blocks = [
@@ -171,14 +164,6 @@ class LiveView:
             plain += f"\n{notice_text(self._notice)}"
         return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
 
-    def _widget_lines(self) -> list[str]:
-        """What stands in Outputs now: the first of each rank together, then the second, ..."""
-        texts = {rank: list(filter(None, known.values())) for rank, known in self._widgets.items()}
-        lines: list[str] = []
-        for n in range(max(map(len, texts.values()), default=0)):
-            nth = ((rank, mine[n]) for rank, mine in sorted(texts.items()) if n < len(mine))
-            lines += fold_bars(nth)
-        return lines
 
     def _show_report(self) -> None:
         assert self._report is not None

@@ -16,23 +16,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, Generic
 
-from gpupool.core.errors import EngineDiedError, GpuPoolError, RankError, SpmdError
-from gpupool.core.wire.calls import (
-    BoundCall,
-    Call,
-    Predict,
-    RunFunction,
-    RunSource,
-    SyncState,
-    Train,
-)
-from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.errors import EngineDiedError, RankError, SpmdError
+from gpupool.core.wire.calls import BoundCall, Call
+from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
-from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.replies import CodeReply, Raised, Reply, Value
 from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import NamesReport
-from gpupool.pool.calls.failures import HANG, Failure, resolve
-from gpupool.pool.calls.freeing import Freeing, give_up
+from gpupool.pool.calls.failures import HANG, masked, resolve, without_reply
+from gpupool.pool.calls.freeing import Freeing
 from gpupool.pool.calls.hang_watch import HangWatch
 from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
 from gpupool.pool.environment.own_modules import reloaded
@@ -90,13 +82,12 @@ class Execution(Generic[Value]):
         }
         self._on_output = on_output
         self._hidden = all_ranks.secrets
-        self._failures: dict[int, Failure] = {}
+        self._failures: dict[int, Raised] = {}
         self._futures: dict[Future[Reply[Value]], int] = {}
         self._started = time.monotonic()
         self._timeout_s = timeout_s
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
-        self._interrupted = threading.Event()
         self._finished = threading.Event()
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
@@ -104,7 +95,8 @@ class Execution(Generic[Value]):
         self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
-        self._turn = all_ranks.turns.ask(calls, _title(calls))
+        title = next((call.title for call in calls.values()), "")
+        self._turn = all_ranks.turns.ask(calls, title)
         self.waits_for = all_ranks.turns.begin(self._turn)
         thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
         try:  # from here on it ends by itself, and leaves the row of turns
@@ -142,7 +134,6 @@ class Execution(Generic[Value]):
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
         self._presses += 1
-        self._interrupted.set()
 
     def result(
         self,
@@ -180,7 +171,7 @@ class Execution(Generic[Value]):
             if self._begin():
                 self._wait_for_ranks()
         except Exception as error:  # whoever waits has to hear of it
-            self._fail(type(error).__name__, str(error), error)
+            self._fail(error)
         finally:
             if self._noticed is not None:
                 self._notice(None)
@@ -205,11 +196,11 @@ class Execution(Generic[Value]):
     def _begin(self) -> bool:
         """Wait for the turn, and make the calls; returns whether it came."""
         if self.waits_for:
-            while self.waits_for and not self._interrupted.wait(0.02):
-                self.waits_for = self._all_ranks.turns.begin(self._turn)
+            while self.waits_for and not self._presses:
+                self.waits_for = self._all_ranks.turns.begin(self._turn, 0.05)
             if self.waits_for:
                 names = ", ".join(dict.fromkeys(self.waits_for))
-                self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
+                self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
                 return False
             self._all_ranks.require_usable()
             self._started = time.monotonic()
@@ -224,18 +215,14 @@ class Execution(Generic[Value]):
             failed.set_exception(error)
             return failed
 
-    def _fail(self, ename: str, evalue: str, error: Exception | None = None) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
-        now = time.time()
-        ours = error if isinstance(error, GpuPoolError) else GpuPoolError()
         for rank in {*self.ranks} - {*self.values, *self.errors}:
             call = self._calls[rank]
             if isinstance(call, BoundCall) and call.bindings is not None:
                 sent = call.bindings.values.parcels
                 self._all_ranks.on_lost(rank, [number for number, _ in sent])
-            self.errors[rank] = RankError(
-                rank, ename, evalue, failed_at=now, kind=ours.kind, names=ours.names
-            )
+            self.errors[rank] = without_reply(rank, error, self._hidden).error
 
     def _wait_for_ranks(self) -> None:
         pending = set(self._futures)
@@ -248,11 +235,9 @@ class Execution(Generic[Value]):
             if pending and not (self._failures or self._presses):
                 self._look(now)
             if pending and (self._failures or self._presses):
-                if not self._freeing.has_warned:  # what was noticed is being ended
-                    self._notice(None)
                 self._freeing.step(now, self._presses, ranks)
-                if self._freeing.was_in_vain(now):
-                    self._failures.update(give_up(self._all_ranks, ranks))
+                if failed := self._freeing.given_up(now, ranks):
+                    self._failures.update(failed)
                     break
         self.elapsed_s = time.monotonic() - self._started
         # Else the next cell would begin on a process that is just ending.
@@ -264,15 +249,14 @@ class Execution(Generic[Value]):
 
     def _resolve(self) -> None:
         """Say of each rank that failed how it did, and what went with one that was replaced."""
-        failures = dict(self._failures)
-        for rank, failure in failures.items():
+        for rank, failure in self._failures.items():
             said = failure.error.evalue
             hint, name = self._all_ranks.hint(rank, said)
             if hint:
                 error = replace(failure.error, evalue=said + hint, kind="lost", names=(name,))
-                failures[rank] = replace(failure, error=error)
+                self._failures[rank] = replace(failure, error=error)
         resolved = resolve(
-            failures,
+            self._failures,
             asked=bool(self._presses),
             limit=self._limit,
             freed_at=self._freeing.freed_at,
@@ -293,10 +277,10 @@ class Execution(Generic[Value]):
         values = self.values.items()
         left = [rank for rank, value in values if isinstance(value, CodeReply) and value.left]
         diagnosis = self._watch.look(self.values, now, left)
-        self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
+        self._notice(diagnosis.notice if diagnosis and not diagnosis.by_exit else None)
         ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
         if diagnosis and diagnosis.is_hang and ends:
-            self._limit = HANG, diagnosis.finding.removeprefix("Hang: ").removesuffix(".")
+            self._limit = HANG, diagnosis.finding
             self.interrupt()
 
     def _notice(self, text: str | None) -> None:
@@ -307,7 +291,7 @@ class Execution(Generic[Value]):
     def _take(self, rank: int, future: Future[Reply[Value]]) -> None:
         error = future.exception()
         if error is not None:
-            self._failures[rank] = Failure.of_call(rank, error, self._hidden)
+            self._failures[rank] = without_reply(rank, error, self._hidden)
             self._group_wanting |= isinstance(error, EngineDiedError)
             return
         reply = future.result()
@@ -317,34 +301,14 @@ class Execution(Generic[Value]):
         if reply.names is not None:
             self.names[rank] = reply.names
         if reply.raised is None:
-            self.values[rank] = _masked(reply.value, self._hidden)
+            value: Any = reply.value
+            if isinstance(value, CodeReply) and value.text:  # which is going to be shown
+                value = replace(value, text=redact(value.text, self._hidden))
+            self.values[rank] = value
             return
-        self._failures[rank] = failure = Failure.of(reply.raised, self._hidden)
+        self._failures[rank] = failure = masked(reply.raised, self._hidden)
         if reply.context_lost:
             self._all_ranks.engines.kill(rank, "had lost its GPU context, and was ended")
             self._broken.append(rank)
         # no collective works any more after one has failed, also if nobody waits in it
         self._group_wanting |= failure.collective
-
-
-def _masked(value: Any, hidden: Secrets) -> Any:
-    """The value of a reply; the text of what code gave is going to be shown."""
-    if isinstance(value, CodeReply) and value.text:
-        return replace(value, text=redact(value.text, hidden))
-    return value
-
-
-_TITLES: Mapping[type[Call[Any]], str] = {
-    RunFunction: "a function",
-    Train: "a training",
-    Predict: "a prediction",
-    SyncState: "a sync_from",
-}
-
-
-def _title(calls: Mapping[int, Call[Any]]) -> str:
-    """What runs, in words."""
-    call = next(iter(calls.values()), None)
-    if isinstance(call, RunSource) and call.cell_number:
-        return f"cell In[{call.cell_number}]"
-    return _TITLES.get(type(call), "a cell") if call is not None else "a cell"

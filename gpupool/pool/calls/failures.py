@@ -6,8 +6,9 @@ Runs on the client.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from gpupool.core.errors import BY_USER, GpuPoolError, RankError
 from gpupool.core.wire.location import Location
@@ -15,49 +16,30 @@ from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
 
 HANG = "HangError"
+_INTERRUPT = "KeyboardInterrupt"
 _REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How one rank failed.
+def without_reply(rank: int, failure: BaseException, hidden: Secrets) -> Raised:
+    """What ended a call that has no reply: the engine died, or did not run our function at all."""
+    text = redact(str(failure), hidden)  # the end of a log may hold anything
+    at = getattr(failure, "died_at", None) or time.time()
+    error = RankError(rank, type(failure).__name__, text, failed_at=at)
+    if isinstance(failure, GpuPoolError):
+        error = replace(error, kind=failure.kind, names=failure.names)
+    return Raised(error)
 
-    `collective`: in a collective that had begun, which means that the group is of no use any more.
-    `interrupted`: by a KeyboardInterrupt.
-    """
 
-    error: RankError
-    collective: bool = False
-    interrupted: bool = False
-
-    @classmethod
-    def of_call(cls, rank: int, failure: BaseException, hidden: Secrets) -> Failure:
-        """Of a call that has no reply: the engine died, or did not run our function at all."""
-        text = redact(str(failure), hidden)  # the end of a log may hold anything
-        name = type(failure).__name__
-        failed_at = getattr(failure, "died_at", None) or time.time()
-        error = RankError(rank, name, text, failed_at=failed_at)
-        if isinstance(failure, GpuPoolError):
-            error = replace(error, kind=failure.kind, names=failure.names)
-        return cls(error)
-
-    @classmethod
-    def of(cls, raised: Raised, hidden: Secrets) -> Failure:
-        """Of a call that has raised something."""
-        error = raised.error
-        error = replace(
-            error,
-            evalue=redact(error.evalue, hidden),
-            traceback=redact(error.traceback, hidden),
-            where=redact(error.where, hidden),
-            hint=redact(error.hint, hidden),
-        )
-        collective = raised.collective and error.ename not in _REFUSALS
-        return cls(error, collective, error.ename == "KeyboardInterrupt")
+def masked(raised: Raised, hidden: Secrets) -> Raised:
+    """What ended a call, as it may be shown."""
+    shown = ("evalue", "traceback", "where", "hint")
+    texts: dict[str, Any] = {name: redact(getattr(raised.error, name), hidden) for name in shown}
+    error = replace(raised.error, **texts)
+    return Raised(error, raised.collective and error.ename not in _REFUSALS)
 
 
 def resolve(
-    failures: Mapping[int, Failure],
+    failures: Mapping[int, Raised],
     *,
     asked: bool,
     limit: tuple[str, str] | None,
@@ -77,7 +59,7 @@ def resolve(
             epoch), if they were.
         where: where ranks were before they were interrupted or killed, as far as is known.
     """
-    causes = set(_causes(failures.values(), asked, freed_at))
+    causes = _causes(failures, asked, freed_at)
     places = {rank: where.get(rank, Location()) for rank in failures}
     waited = {rank for rank, one in failures.items() if one.collective or places[rank].doing}
     # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
@@ -85,7 +67,7 @@ def resolve(
     resolved = {}
     for rank, failure in failures.items():
         error, was = failure.error, places[rank]
-        if rank in causes or not (failure.collective or failure.interrupted):
+        if rank in causes or _is_own(failure):
             resolved[rank] = error if error.where else replace(error, was=was.was)
         elif asked and rank not in freed:
             resolved[rank] = _interrupted(failure, limit, was)
@@ -94,24 +76,27 @@ def resolve(
     return resolved
 
 
-def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) -> list[int]:
+def _is_own(failure: Raised) -> bool:
+    """Whether nobody else had a part in it."""
+    return not failure.collective and failure.error.ename != _INTERRUPT
+
+
+def _causes(failures: Mapping[int, Raised], asked: bool, freed_at: float | None) -> set[int]:
     """The ranks that failed by themselves."""
-    by_time = sorted(failures, key=lambda f: (f.error.failed_at, f.error.rank))
-    own = [f.error.rank for f in by_time if not (f.collective or f.interrupted)]
-    if own or asked:
+    own = {rank for rank, one in failures.items() if _is_own(one)}
+    if own or asked or not failures:
         return own
     # nothing but failed collectives: those that nobody had freed, or the first
-    unprovoked = [f.error.rank for f in by_time if freed_at is None or f.error.failed_at < freed_at]
-    return unprovoked or [by_time[0].error.rank]
+    at = {rank: one.error.failed_at for rank, one in failures.items()}
+    unprovoked = {rank for rank in at if freed_at is None or at[rank] < freed_at}
+    return unprovoked or {min(at, key=lambda rank: (at[rank], rank))}
 
 
-def _interrupted(failure: Failure, limit: tuple[str, str] | None, was: Location) -> RankError:
+def _interrupted(failure: Raised, limit: tuple[str, str] | None, was: Location) -> RankError:
     """The error of a rank that was interrupted on request, maybe in a collective."""
     error = failure.error
-    if was.doing:
-        error = replace(error, ename="KeyboardInterrupt", evalue=f"in {was.doing}")
-    elif failure.collective:  # C++ code raises its own error and not the interrupt
-        error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
+    if was.doing or failure.collective:  # C++ code raises its own error and not the interrupt
+        error = replace(error, ename=_INTERRUPT, evalue=f"in {was.doing or 'a collective'}")
     if limit is None:
         return replace(error, kind=BY_USER, was=was.was)
     name, words = limit
@@ -120,5 +105,5 @@ def _interrupted(failure: Failure, limit: tuple[str, str] | None, was: Location)
         ename=name,
         # a hang was reported with the place of every rank
         evalue=words if name == HANG else ", ".join(filter(None, (words, error.evalue))),
-        traceback=error.traceback.replace("KeyboardInterrupt", name),
+        traceback=error.traceback.replace(_INTERRUPT, name),
     )

@@ -7,16 +7,16 @@ and kills. Used by the thread that supervises a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from enum import Enum
+from enum import Enum, auto
 
 from gpupool.core.errors import RankError
-from gpupool.core.machine.processes import state_of
 from gpupool.core.wire.location import Location
+from gpupool.core.wire.replies import Raised
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.pool.calls.failures import Failure
 from gpupool.pool.launchers.base import DIE_S
+from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
@@ -30,11 +30,11 @@ _ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may no
 class Rung(Enum):
     """A step of the ladder."""
 
-    INTERRUPT = "raise KeyboardInterrupt"
-    ABORT = "abort the collectives"
-    AGAIN = "raise KeyboardInterrupt once more, and abort the collectives"
-    WARN = "say that the rank is going to be replaced"
-    KILL = "end the process"
+    INTERRUPT = auto()
+    ABORT = auto()  # their collectives
+    AGAIN = auto()  # both
+    WARN = auto()  # the user: the rank is going to be replaced
+    KILL = auto()
 
 
 class Ladder:
@@ -45,25 +45,23 @@ class Ladder:
     """
 
     def __init__(self, scale: float = 1.0) -> None:
-        times = {
-            GRACE_S: Rung.INTERRUPT,
-            ABORT_S: Rung.ABORT,
-            AGAIN_S: Rung.AGAIN,
-            WARN_S: Rung.WARN,
-        }
-        self._later = [(at * scale, rung) for at, rung in times.items()]
+        self._later = [
+            (GRACE_S * scale, Rung.INTERRUPT),
+            (ABORT_S * scale, Rung.ABORT),
+            (AGAIN_S * scale, Rung.AGAIN),
+            (WARN_S * scale, Rung.WARN),
+        ]
         self.kills_after_s = (KILL_S - WARN_S) * scale  # from the warning on
         self._began: float | None = None
-        self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
         self._has_heard = False
-        self.agreed = False  # the user has pressed again after the warning
 
     def due(self, now: float, presses: int) -> list[Rung]:
         """The steps that are due, given that something has gone wrong and ranks still run.
 
         Args:
-            presses: how often the user has asked for the end; 0 if another rank has failed.
+            presses: how often the user has asked for the end; 0 if another rank has failed. One
+                after the warning agrees to it.
         """
         self._began = now if self._began is None else self._began
         steps = []
@@ -71,20 +69,14 @@ class Ladder:
             self._has_heard = True
             self._later = [step for step in self._later if step[1] is not Rung.INTERRUPT]
             steps.append(Rung.INTERRUPT)
-        if self._warned is not None:
-            self.agreed = presses > self._presses_before
-            if self.agreed or now - self._warned >= self.kills_after_s:
-                self._warned = None
-                steps.append(Rung.KILL)
+        if [rung for _, rung in self._later] == [Rung.KILL] and presses > self._presses_before:
+            self._later = [(0.0, Rung.KILL)]
         while self._later and now - self._began >= self._later[0][0]:
             steps.append(self._later.pop(0)[1])
         if Rung.WARN in steps:
-            self._warned, self._presses_before = now, presses
+            self._presses_before = presses
+            self._later = [(now - self._began + self.kills_after_s, Rung.KILL)]
         return steps
-
-    def spare(self, now: float) -> None:
-        """Kill later: whoever does not react is going to."""
-        self._warned = now
 
 
 class Freeing:
@@ -92,26 +84,25 @@ class Freeing:
 
     `freed_at`: when the ranks were first interrupted (seconds since the epoch), if they were.
     `has_aborted`: their collectives were aborted, so that the group has to be formed again.
-    `has_warned`: it has said that ranks are going to be replaced.
     """
 
     def __init__(
-        self, all_ranks: Ranks, ranks: Sequence[int], number: int, notice: Callable[[str], None]
+        self, all_ranks: Ranks, ranks: Sequence[int], number: int, on_notice: OnNotice
     ) -> None:
         self.freed_at: float | None = None
-        self.has_aborted = self.has_warned = False
+        self.has_aborted = False
         self._all_ranks = all_ranks
         self._ranks = ranks
         self._number = number
-        self._notice = notice
+        self._notice = on_notice
         self._ladder = Ladder(all_ranks.ladder_scale)
         self._killed_at: float | None = None
-        self._answers: dict[int, Future[Answer[Location]]] = {}
+        self._answers: dict[int, Future[Answer[Location]]] | None = None
 
     @property
     def where(self) -> dict[int, Location]:
         """Where ranks were just before the first of them was freed."""
-        return {rank: was for rank, was in _found(self._answers).items() if not was.idle}
+        return {rank: was for rank, was in self._found().items() if not was.idle}
 
     def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
         """Do what is due about the ranks that still run.
@@ -120,13 +111,21 @@ class Freeing:
             presses: how often the user has asked for the end.
         """
         for rung in self._ladder.due(now, presses):
-            if not self._answers:  # before the first is freed, which frees its peers
-                self._answers = self._ask(pending)
+            if self._answers is None:  # before the first is freed, which frees its peers
+                self._notice(None)  # what was told is being ended
+                self._answers = self._all_ranks.ask(Where(), pending)
+                wait(self._answers.values(), timeout=_ANSWER_S)
             self._climb(rung, pending)
 
-    def was_in_vain(self, now: float) -> bool:
-        """Whether ranks were killed and are still there."""
-        return self._killed_at is not None and now - self._killed_at > DIE_S
+    def given_up(self, now: float, ranks: Sequence[int]) -> dict[int, Raised]:
+        """Give these ranks up if they were killed and are still there; how each of them failed."""
+        if self._killed_at is None or now - self._killed_at <= DIE_S:
+            return {}
+        listed = ", ".join(map(str, ranks))
+        reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
+        self._all_ranks.health.give_up(f"{reason}.", ranks)
+        at = time.time()
+        return {r: Raised(RankError(r, "Unresponsive", reason, failed_at=at)) for r in ranks}
 
     def _climb(self, rung: Rung, pending: Sequence[int]) -> None:
         numbers = dict.fromkeys(pending, self._number)
@@ -134,7 +133,7 @@ class Freeing:
             self.freed_at = self.freed_at or time.time()
             self._all_ranks.engines.interrupt(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
-            found = _found(self._answers)
+            found = self._found()
             is_through = len(found) == len(pending) and all(was.idle for was in found.values())
             if not is_through:  # else they may still report their errors
                 self.has_aborted = True
@@ -142,51 +141,18 @@ class Freeing:
                 # Of those too that have ended: a peer's may continue with one that is through it.
                 self._all_ranks.group.abort({rank: again.get(rank) for rank in self._ranks})
         elif rung is Rung.WARN:
-            self.has_warned = True
-            self._notice(self._warning(pending))
-        elif not self._ladder.agreed and self._import(pending):
-            self._ladder.spare(time.monotonic())
+            self._notice(
+                f"rank {', '.join(map(str, pending))} does not respond to the interrupt. In "
+                f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables "
+                "are lost. Stop once more to do it now."
+            )
         else:
             self._killed_at = time.monotonic()
             for rank in pending:
                 self._all_ranks.engines.kill(rank, "did not react to the interrupt, and was killed")
 
-    def _ask(self, ranks: Sequence[int]) -> dict[int, Future[Answer[Location]]]:
-        answers = self._all_ranks.ask(Where(), ranks)
-        wait(answers.values(), timeout=_ANSWER_S)
-        return answers
-
-    def _import(self, ranks: Sequence[int]) -> bool:
-        """Whether all of them are just importing a library, and hear the interrupt after that."""
-        found = _found(self._ask(ranks))
-        return len(found) == len(ranks) and all(now.imports for now in found.values())
-
-    def _warning(self, ranks: Sequence[int]) -> str:
-        listed = ", ".join(map(str, ranks))
-        if self._import(ranks):
-            return (
-                f"rank {listed} is in the middle of an import and ends the cell after it. "
-                "Stop once more to kill and replace it now; its variables are lost then."
-            )
-        return (
-            f"rank {listed} does not respond to the interrupt. In "
-            f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables are "
-            "lost. Stop once more to do it now."
-        )
-
-
-def _found(answers: Mapping[int, Future[Answer[Location]]]) -> dict[int, Location]:
-    """What those have answered that have."""
-    done = {rank: one.result().found for rank, one in answers.items() if one.done()}
-    return {rank: where for rank, where in done.items() if where is not None}
-
-
-def give_up(all_ranks: Ranks, ranks: Sequence[int]) -> dict[int, Failure]:
-    """Say that ranks were killed and are still there; how each of them failed."""
-    listed = ", ".join(map(str, ranks))
-    reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
-    if "D" in [state_of(pid) for rank, pid in all_ranks.engines.pids.items() if rank in ranks]:
-        reason += ": the kernel of the machine waits for a device (state D)"
-    all_ranks.give_up(f"{reason}.", ranks)
-    errors = [RankError(rank, "Unresponsive", reason, failed_at=time.time()) for rank in ranks]
-    return {error.rank: Failure(error) for error in errors}
+    def _found(self) -> dict[int, Location]:
+        """What those have answered that have."""
+        answers = (self._answers or {}).items()
+        done = {rank: one.result().found for rank, one in answers if one.done()}
+        return {rank: where for rank, where in done.items() if where is not None}

@@ -17,23 +17,20 @@ from gpupool.pool.ranks import Ranks
 _FIRST_S = 2.0  # a short cell costs nothing
 _EVERY_S = 1.0
 _HURRY_S = 0.2  # when a rank has left on purpose
+_SILENT_S = 5.0  # who does not answer for so long may have left its collective
 _MOVED_S = 1e-3  # of a processor: more than a thread needs that only waits
 
 
-@dataclass
-class _Rank:
+@dataclass(slots=True)
+class _Watched(Observed):
     """What is remembered of a rank between two looks."""
 
-    pid: int
-    same_since: float
-    state_since: float
-    state: str = "S"
+    ran_at: float = 0.0  # when its process was not stopped, the last time
+    same_since: float = 0.0
+    same: object = None  # what it is the same since: over, or in which collective
     asked_at: float = 0.0
     answer: Future[Answer[Location]] | None = None
-    where: Location | None = None
-    is_over: bool = False
-    inside: tuple[str, int, str] | None = None  # the key of its collective
-    has_moved: bool = False  # since it was looked at: it computes, or is in another one by now
+    has_moved: bool = False  # since the last look: it computes, or is in another one by now
 
 
 class HangWatch:
@@ -42,22 +39,14 @@ class HangWatch:
     `where` has the last answer of each rank of the pool.
     """
 
-    def __init__(
-        self,
-        all_ranks: Ranks,
-        ranks: Sequence[int],
-        hang_after_s: float,
-        started: float | None = None,
-    ) -> None:
+    def __init__(self, all_ranks: Ranks, ranks: Sequence[int], hang_after_s: float) -> None:
         self._all_ranks = all_ranks
         self._ranks = frozenset(ranks)
         self._hang_after_s = hang_after_s
-        now = time.monotonic() if started is None else started
-        self._next_at = now + min(_FIRST_S, hang_after_s / 2)
+        self._next_at = time.monotonic() + min(_FIRST_S, hang_after_s / 2)
         self._every_s = min(_EVERY_S, hang_after_s / 4)
-        self._all: dict[int, _Rank] = {}
+        self._all: dict[int, _Watched] = {}
         self._diagnosis: Diagnosis | None = None
-        self._hurries = False
 
     @property
     def where(self) -> dict[int, Location]:
@@ -76,58 +65,46 @@ class HangWatch:
             now: `time.monotonic()`.
             left: those of them that have left it by `exit()`.
         """
-        if left and not self._hurries:  # who waits for one of these is to hear of it soon
-            self._hurries, self._next_at, self._every_s = True, now, _HURRY_S
+        if left and self._every_s > _HURRY_S:  # who waits for one of these is to hear of it soon
+            self._next_at, self._every_s = now, _HURRY_S
         for one in self._all.values():
             if one.answer is not None and one.answer.done():
-                self._take(one)
+                self._take(one, one.answer.result().found)
         if now >= self._next_at:
             self._next_at = now + self._every_s
             with contextlib.suppress(Exception):  # the pool is being stopped: nothing to report
                 self._ask(now)
-            seen = {rank: self._observed(rank, finished, left, now) for rank in self._all}
-            self._diagnosis = diagnose(seen, self._hang_after_s)
+            for rank, one in self._all.items():
+                one.finished, one.left = rank in finished, rank in left
+                self._count(one, now)
+            self._diagnosis = diagnose(self._all, self._hang_after_s)
         return self._diagnosis
 
     def _ask(self, now: float) -> None:
-        for rank, pid in self._all_ranks.engines.pids.items():
-            one = self._all.get(rank)
-            if one is None or one.pid != pid:  # it has been replaced
-                one = self._all[rank] = _Rank(pid, now, now)
-            state = state_of(pid)
-            if state != one.state:
-                one.state, one.state_since = state, now
+        pids = self._all_ranks.engines.pids
+        for rank, pid in pids.items():
+            if rank not in self._all or self._all[rank].pid != pid:  # it has been replaced
+                self._all[rank] = _Watched(pid=pid, runs_it=rank in self._ranks)
+        for rank, one in self._all.items():
+            if rank not in pids or state_of(one.pid) != "T":
+                one.ran_at = now
         free = [rank for rank, one in self._all.items() if one.answer is None]
-        near_s = 0.0 if self._hurries else self._hang_after_s / 2
-        is_near = any(o.inside and now - o.same_since >= near_s for o in self._all.values())
-        for rank, answer in self._all_ranks.ask(Where(glance=not is_near), free).items():
+        for rank, answer in self._all_ranks.ask(Where(glance=True), free).items():
             self._all[rank].answer, self._all[rank].asked_at = answer, now
 
-    def _take(self, one: _Rank) -> None:
-        assert one.answer is not None
-        found, one.answer = one.answer.result().found, None
-        if found is None:
-            return
-        if one.where is not None and not found.queued:  # who waits for a device may spin
-            one.has_moved |= found.cpu_s - one.where.cpu_s > _MOVED_S
-        one.where = found
+    def _take(self, one: _Watched, found: Location | None) -> None:
+        one.answer = None
+        if found is not None:
+            if one.where is not None and not found.queued:  # who waits for a device may spin
+                one.has_moved |= found.cpu_s - one.where.cpu_s > _MOVED_S
+            one.where = found
 
-    def _observed(
-        self, rank: int, finished: Collection[int], left: Collection[int], now: float
-    ) -> Observed:
-        one = self._all[rank]
-        seen = Observed(
-            where=one.where,
-            finished=rank in finished,
-            left=rank in left,
-            runs_it=rank in self._ranks,
-            silent_s=now - one.asked_at if one.answer is not None else 0.0,
-            state=one.state,
-            frozen_s=now - one.state_since,
-            pid=one.pid,
-        )
-        inside = seen.inside.key if seen.inside is not None else None
-        if (seen.is_over, inside) != (one.is_over, one.inside) or (inside and one.has_moved):
-            one.is_over, one.inside, one.same_since = seen.is_over, inside, now
+    def _count(self, one: _Watched, now: float) -> None:
+        if one.where is not None and one.answer is not None and now - one.asked_at > _SILENT_S:
+            one.where = replace(one.where, collective=None)
+        one.stopped_s = now - one.ran_at
+        same = one.is_over, one.inside.key if one.inside else None
+        if same != one.same or (one.inside and one.has_moved):
+            one.same, one.same_since = same, now
         one.has_moved = False
-        return replace(seen, same_s=now - one.same_since)
+        one.same_s = now - one.same_since

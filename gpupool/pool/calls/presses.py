@@ -5,16 +5,15 @@ They do nothing in other threads, nor where the user's code handles SIGINT itsel
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 SAME_WISH_S = 1.0
+_deaf_until = 0.0
 
 
 def ignore_for_a_moment() -> None:
@@ -23,9 +22,11 @@ def ignore_for_a_moment() -> None:
     A second one would else meet the end of the cell, where it costs the picture of what happened,
     or (ipykernel, while it sends its reply) leaves the cell without an end.
     """
+    global _deaf_until
     if _is_ours_to_change():
+        _deaf_until = time.monotonic() + SAME_WISH_S
         # In a kernel this lasts until the end of the cell, when ipykernel puts its own back.
-        signal.signal(signal.SIGINT, _Handler(deaf_until=time.monotonic() + SAME_WISH_S))
+        signal.signal(signal.SIGINT, _unless_deaf)
 
 
 def heed_again() -> None:
@@ -40,8 +41,11 @@ def ignored() -> Iterator[None]:
     if not _is_ours_to_change():
         yield
         return
-    with _Handler(signal.getsignal(signal.SIGINT), deaf_until=math.inf):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -56,58 +60,34 @@ def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _Handler(signal.getsignal(signal.SIGINT), on_press):
+    before, is_over, heard_at = signal.getsignal(signal.SIGINT), False, 0.0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal heard_at
+        if is_over:  # another cell, begun meanwhile, has put it back after us
+            signal.signal(signal.SIGINT, before)
+            if callable(before):
+                before(number, frame)
+        elif time.monotonic() - heard_at > SAME_WISH_S:
+            is_first, heard_at = not heard_at, time.monotonic()
+            on_press(is_first)
+
+    signal.signal(signal.SIGINT, hear)
+    try:
         yield
+    finally:
+        is_over = True
+        if signal.getsignal(signal.SIGINT) is hear:
+            signal.signal(signal.SIGINT, before)
 
 
-class _Handler:
-    """A handler of SIGINT that is deaf until a time; then it passes presses on, or is over.
-
-    Each press that it passes on makes it deaf for a second.
-    """
-
-    def __init__(
-        self,
-        before: Any = signal.default_int_handler,
-        on_press: Callable[[bool], object] | None = None,
-        deaf_until: float = 0.0,
-    ) -> None:
-        self._before = before
-        self._on_press = on_press
-        self._deaf_until = deaf_until
-        self._is_first = True
-
-    @property
-    def is_deaf(self) -> bool:
-        """Whether it passes nothing on, and stands for Python's own."""
-        return self._on_press is None and self._deaf_until > 0
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGINT, self)
-
-    def __exit__(self, *_: object) -> None:
-        self._on_press, self._deaf_until = None, 0.0
-        current: object = signal.getsignal(signal.SIGINT)
-        if current is self:
-            signal.signal(signal.SIGINT, self._before)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if now < self._deaf_until:
-            return
-        if self._on_press is None:  # another cell, begun meanwhile, may have put it back after us
-            self.__exit__()
-            if callable(self._before):
-                self._before(number, frame)
-            return
-        is_first, self._is_first = self._is_first, False
-        self._deaf_until = now + SAME_WISH_S
-        self._on_press(is_first)
+def _unless_deaf(number: int, frame: FrameType | None) -> None:
+    """In the place of Python's own handler, after a press."""
+    if time.monotonic() >= _deaf_until:
+        signal.default_int_handler(number, frame)
 
 
 def _is_ours_to_change() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
-    handler: Any = signal.getsignal(signal.SIGINT)
-    is_deaf = isinstance(handler, _Handler) and handler.is_deaf
-    return handler is signal.default_int_handler or is_deaf
+    return signal.getsignal(signal.SIGINT) in (signal.default_int_handler, _unless_deaf)

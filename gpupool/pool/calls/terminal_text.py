@@ -5,28 +5,32 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# cursor up N lines, erase in line: what nested progress bars use; colours stay in the text
-_MOVES = re.compile(r"(\n|\r|\x1b\[[0-9]*A|\x1b\[[0-9]*K)")
+from gpupool.core.terminal import CODES
+
+# what bars are drawn with: cursor up N lines, erase in line
+_MOVES = re.compile(r"(\n|\r|\x1b\[[0-9]*[AK])")
 _UP = re.compile(r"\x1b\[[0-9]*A")
 
 
 def as_shown(text: str) -> str:
-    r"""The text with carriage returns and moves of the cursor applied.
+    r"""The text with carriage returns and moves of the cursor applied; its colours stay.
 
     >>> as_shown("1 of 2\r2 of 2\ndone\n")
     '2 of 2\ndone\n'
     >>> as_shown("outer 1\n\rinner 1\x1b[A\router 2\n\rinner 2\x1b[A\n\n")
     'outer 2\ninner 2\n'
-    >>> as_shown("outer 1\n\rinner 1\x1b[A\n\r       \x1b[A\router 1\nend")
-    'outer 1\nend'
+    >>> as_shown("waits\nalso\r\x1b[2K\x1b[1A\x1b[2Kends\n")  # as rich draws
+    'ends\n'
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
     if goes_up(text):
-        return "\n".join(on_screen(text).lines)
-    if "\r" not in text:
+        text = "\n".join(on_screen(text).lines)
+    elif "\r" in text:
+        text = "\n".join(line_as_shown(line) for line in text.split("\n"))
+    if "\x1b" not in text:
         return text
-    return "\n".join(line_as_shown(line) for line in text.split("\n"))
+    return CODES.sub(lambda code: code[0] if code[1] is not None else "", text)
 
 
 def line_as_shown(line: str) -> str:
@@ -66,6 +70,8 @@ def on_screen(text: str) -> Screen:
         elif is_move and part.endswith("A"):
             row = max(0, row - int(part[2:-1][:9] or 1))
             top, num_down = min(top, row), 0
+        elif is_move and (rewrites or part == "\x1b[2K"):
+            lines[row].clear()
         elif part and not is_move:
             if rewrites:
                 lines[row].clear()

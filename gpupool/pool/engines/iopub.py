@@ -13,11 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpupool.core.wire.events import PIECES
-from gpupool.core.wire.output import OnMessage, OutputKind
+from gpupool.core.wire.output import PIECES, OnMessage, OutputKind
 
 MAX_LISTENERS = 256  # calls whose output goes to its place, also after their end
-WIDGET = "application/vnd.jupyter.widget-view+json"
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 _KINDS = {
     "display_data": OutputKind.DISPLAY,
@@ -71,20 +70,11 @@ def _pieces(
             yield name, content["text"][start : start + length]
             start += length
             name = OutputKind.STDERR if name is OutputKind.STDOUT else OutputKind.STDOUT
-    elif kind.startswith("comm_"):
-        yield OutputKind.COMM, {"type": kind, "content": content}
     elif kind in _KINDS:
-        yield _KINDS[kind], _without_view(content)
+        # without the view of a widget, whose model is on the rank alone
+        data = {mime: shown for mime, shown in content["data"].items() if mime != _WIDGET}
+        yield _KINDS[kind], {**content, "data": data}
     elif kind == "clear_output":
         yield OutputKind.CLEAR, content
     elif kind == "data_message":
         yield OutputKind.EVENTS, deserialize(message["buffers"])[OutputKind.EVENTS]
-
-
-def _without_view(content: dict[str, Any]) -> dict[str, Any]:
-    """The mime bundle without the view of a widget, whose model is on the rank alone."""
-    view = content["data"].get(WIDGET)
-    if view is None:
-        return content
-    data = {mime: shown for mime, shown in content["data"].items() if mime != WIDGET}
-    return {**content, "data": data, "widget": str(view["model_id"])}

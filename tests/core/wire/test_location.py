@@ -9,13 +9,13 @@ import pytest
 
 from gpupool.core.wire.location import Collective, Location
 
-SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
+SUM = Collective("all_reduce", 5, [0, 1, 2], 31.2, "float32[4]", "0")
 
 
 def test_as_plain_data_there_and_back() -> None:
-    where = Location("Cell In[3], line 2", SUM, "all_reduce", 1.5, False, True, (SUM, SUM))
+    where = Location("Cell In[3], line 2", SUM, "all_reduce", 1.5, False, [SUM, SUM])
     assert Location.from_dict(json.loads(json.dumps(asdict(where)))) == where
-    assert Location.from_dict(asdict(Location())) == Location()
+    assert Location.from_dict(asdict(Location(last=[]))) == Location(last=[])
 
 
 @pytest.mark.parametrize(

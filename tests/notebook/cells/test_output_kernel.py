@@ -47,18 +47,6 @@ def cell_of(cell: Cell) -> list[str]:
     return [kind for _, kind, _ in cell.messages if kind not in others]
 
 
-def brief(kernel: Kernel, code: str) -> Cell:
-    """A cell that was over before anything is drawn of one that runs.
-
-    On a busy machine it may take some tries until one is.
-    """
-    for _ in range(200):
-        cell = kernel.run(code)
-        if cell.elapsed_s < REDRAW_EVERY_S:
-            return cell
-    raise AssertionError(f"no cell was over within {REDRAW_EVERY_S} s")
-
-
 # ---- values ----------------------------------------------------------------------------------
 
 
@@ -73,11 +61,6 @@ def test_the_value_is_shown_once_and_kept(kernel: Kernel) -> None:
     assert again.text == cell.text
     assert "2 ranks" in again.html
     assert kernel.run(f"[Out[{number}]]").text.startswith("[SpmdResult(2 ranks, ")
-
-
-def test_a_cell_without_output_shows_nothing_and_is_kept(kernel: Kernel) -> None:
-    assert brief(kernel, "%%spmd\nx = 1").outputs == []
-    assert re.fullmatch(r"2 ranks · ✓ 2 ok · \d+ ms", kernel.run("_").text)
 
 
 def test_an_expression_shows_what_is_printed_and_its_value_once_each(kernel: Kernel) -> None:
@@ -119,42 +102,29 @@ def test_a_display_is_updated_in_its_place_while_the_cell_runs(
     assert cell.html.count("<b>second</b>") == 1
 
 
-def test_output_that_is_cleared_is_gone(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%spmd\nfrom IPython.display import clear_output\nfor i in range(5):\n"
-        "    clear_output(wait=True)\n    print('frame', i)\n    time.sleep(0.1)"
-    )
-    assert cell.text == "[0, 1] frame 4"
-    assert kernel.run("_.text(0)").text == "'frame 4\\n'"
-
-
 def test_figures_that_cannot_stand_in_html_are_displayed_beside_it(kernel: Kernel) -> None:
     cell = kernel.run("%%spmd\ndisplay({'application/json': {'a': 1}}, raw=True)")
     assert any("application/json" in output["data"] for output in cell.outputs)
     assert "[0, 1]" in cell.text
 
 
-# ---- widgets ---------------------------------------------------------------------------------
+# ---- bars ------------------------------------------------------------------------------------
 
 
-def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
-    kernel: Kernel,
-) -> None:
+def test_live_displays_of_rich_are_text(kernel: Kernel) -> None:
     cell = kernel.run(
-        "%%spmd -o shown\nout = ipywidgets.Output()\ndisplay('first', out)\n"
-        "for i in range(3):\n"
-        "    with out:\n        out.clear_output(wait=True)\n        print('step', i)\n"
-        "    print('beside', i)\n    time.sleep(0.5)\n"
-        "with out: display(HTML('<b>last</b>'))"
+        "%%spmd\nfrom rich.progress import Progress\nwith Progress() as bars:\n"
+        "    one, two = bars.add_task('one', total=8), bars.add_task('two', total=4)\n"
+        "    for _ in range(8): bars.advance(one); bars.advance(two); time.sleep(0.1)\n"
+        "with Progress(transient=True) as bars: bars.add_task('gone')\n"
+        "display(ipywidgets.Output())"
     )
+    drawn = [c["data"]["text/plain"] for _, kind, c in cell.messages if "display_data" in kind]
+    assert any(re.search(r"\[0(, 1)?\] two ━+", text) for text in drawn)  # while it runs
     shown = [output["data"] for output in cell.outputs]
     assert not any(WIDGET in data for data in shown)
-    assert "step 0" not in cell.text
-    for words in ("'first'", "beside 0\n", "beside 2", "step 2"):
-        assert words in cell.text
-    assert "<b>last</b>" in cell.html
-    drawn = [c["data"]["text/plain"] for _, kind, c in cell.messages if "display_data" in kind]
-    assert any(re.search(r"\[0(, 1)?\] step [01]\b", text) for text in drawn)  # while it runs
+    names = re.findall(r"(one|two|gone) ━+ +(\d+)%", cell.text)
+    assert {*names} == {("one", "100"), ("two", "100")}
 
 
 def test_bars_of_tqdm_auto_are_text(kernel: Kernel) -> None:
@@ -212,49 +182,3 @@ def test_an_error_of_the_users_that_comes_from_ours_shows_no_frames_of_ours(kern
     assert "RuntimeError: mine" in text
     assert "magics.py" not in text
     assert "execution.py" not in text
-
-
-# Each notice comes when the one before has been seen.
-NOTICED = """
-import os, threading, time, gpupool
-from gpupool.notebook.cells.views import make_view
-from gpupool.spmd.cell import SpmdRun
-def noticed(source, *notices, folder):
-    pool = gpupool.current_pool()
-    view = make_view("auto", (0, 1))
-    def tell():
-        for n, text in enumerate(notices):
-            view.notice(text)
-            while not os.path.exists(f"{folder}/{n}"):
-                time.sleep(0.02)
-    threading.Thread(target=tell).start()
-    return SpmdRun(pool, source, (0, 1), view)
-"""
-
-
-def tells_no_more(cell: Cell) -> bool:
-    return "gpupool:" not in cell.drawn[-1]["text/plain"]
-
-
-def test_a_notice_stands_below_the_tail_until_it_is_over(kernel: Kernel, tmp_path: Path) -> None:
-    kernel.run(NOTICED)
-    go = tmp_path / "go"
-    waits = until_there(go)
-    cell = kernel.run(
-        f"_ = noticed({waits!r}, 'a <hang>', 'b', None, folder={str(tmp_path)!r}).result()",
-        meanwhile=[
-            (draws("a &lt;hang&gt;"), (tmp_path / "0").touch),
-            (draws(">b<"), (tmp_path / "1").touch),
-            (tells_no_more, (tmp_path / "2").touch),
-            (tells_no_more, go.touch),
-        ],
-    )
-    shown = cell.drawn
-    with_a, with_b = (
-        [n for n, data in enumerate(shown) if word in data["text/html"]]
-        for word in ("a &lt;hang&gt;", ">b<")
-    )
-    assert 0 <= with_a[0] < with_b[0]
-    assert shown[with_a[0]]["text/plain"] == "running\ngpupool: a <hang>"
-    assert not {*with_a} & {*with_b}
-    assert "gpupool:" not in cell.text

@@ -59,27 +59,6 @@ def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
     assert "1 / 0" in plain(said.value.text)
 
 
-KEPT = """
-class Activations:
-    def __init__(self): self.numbers = torch.ones(2**25)   # 128 MiB
-def forward():
-    held = Activations()
-    held.itself = held                                     # what refers to itself stays, too
-    raise ValueError
-"""
-
-
-HELD_BY_IT = "[None for one in gc.get_objects() if type(one).__name__ == 'Activations']"
-
-
-def test_a_lack_of_memory_releases_what_the_error_before_held(pool2: Pool, fails: Fails) -> None:
-    pool2.run(f"import gc\n{KEPT}")
-    fails("forward()")
-    assert dict(pool2.run(HELD_BY_IT)) == {0: [None], 1: [None]}
-    fails("torch.empty(10**15)")
-    assert dict(pool2.run(HELD_BY_IT)) == {0: [], 1: []}
-
-
 # ---- deaths ----------------------------------------------------------------------------------
 
 

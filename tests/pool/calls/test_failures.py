@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.location import Collective, Location
-from gpupool.pool.calls.failures import Failure, resolve
+from gpupool.core.wire.replies import Raised
+from gpupool.pool.calls.failures import resolve
 
 LOST = "[pair.cc:561] Connection closed by peer [127.0.0.1]:4321."
 IN_COLLECTIVE = Location("Cell In[3], line 2", Collective("all_reduce", 5))
 COMPUTING = Location("Cell In[3], line 7")
 
 
-def raised(rank: int, at: float, ename: str = "ValueError", **what: Any) -> Failure:
-    return Failure(RankError(rank, ename, what.pop("evalue", "x"), failed_at=at), **what)
+def raised(rank: int, at: float, ename: str = "ValueError", evalue: str = "x") -> Raised:
+    return Raised(RankError(rank, ename, evalue, failed_at=at))
 
 
-def lost(rank: int, at: float) -> Failure:
-    return raised(rank, at, "RuntimeError", evalue=LOST, collective=True)
+def lost(rank: int, at: float) -> Raised:
+    return Raised(RankError(rank, "RuntimeError", LOST, failed_at=at), collective=True)
 
 
-def interrupted(rank: int, at: float) -> Failure:
-    return raised(rank, at, "KeyboardInterrupt", evalue="", interrupted=True)
+def interrupted(rank: int, at: float) -> Raised:
+    return raised(rank, at, "KeyboardInterrupt", evalue="")
 
 
 def resolved(
-    *failures: Failure,
+    *failures: Raised,
     asked: bool = False,
     limit: tuple[str, str] | None = None,
     freed_at: float | None = None,

@@ -46,12 +46,3 @@ def test_a_late_look_takes_the_steps_that_are_due_and_gives_its_warning_time() -
     found = steps(ladder, (0, 0), (later, 0), (later + 1, 0), (later + KILL_S - WARN_S, 0))
     rungs = [Rung.INTERRUPT, Rung.ABORT, Rung.AGAIN, Rung.WARN]
     assert found == [[], rungs, [], [Rung.KILL]]
-
-
-def test_who_is_going_to_react_is_spared_until_the_user_agrees() -> None:
-    ladder = Ladder()
-    steps(ladder, (0, 1), (WARN_S, 1))
-    assert steps(ladder, (KILL_S, 1)) == [[Rung.KILL]]
-    ladder.spare(100 + KILL_S)
-    assert steps(ladder, (KILL_S + 1, 1), (KILL_S + 2, 2)) == [[], [Rung.KILL]]
-    assert ladder.agreed

@@ -10,7 +10,6 @@ from gpupool import Pool
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Where
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.calls.hang_watch import HangWatch
 from tests.support.processes import until
 
 Begin = Callable[[str], Execution]
@@ -32,22 +31,10 @@ def begin(pool2: Pool) -> Iterator[Begin]:
         assert execution.wait(60)
 
 
-def asked(pool: Pool, rank: int, **how: bool) -> Location:
-    answer = pool.ask(Where(**how), [rank])[rank].result(60)
+def asked(pool: Pool, rank: int) -> Location:
+    answer = pool.ask(Where(), [rank])[rank].result(60)
     assert answer.found is not None
     return answer.found
-
-
-def asked_when_it_is_over(pool: Pool, rank: int) -> Location:
-    """What an idle rank tells; torch counts a collective as over a moment after it has returned."""
-    told: list[Location] = []
-
-    def is_over() -> bool:
-        told.append(asked(pool, rank))
-        return told[-1].collective is None
-
-    until(is_over, 10.0, "the end of its last collective")
-    return told[-1]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +61,6 @@ def test_a_rank_tells_nothing_of_a_group_that_was_aborted(pool2: Pool, begin: Be
     execution.interrupt()
     assert execution.wait(20)
     pool2.run("dist.barrier()")  # in the group of now
-    where = asked_when_it_is_over(pool2, 0)
-    assert (where.idle, where.collective) == (True, None)
-
-
-def test_short_cells_are_not_asked(pool2: Pool) -> None:
-    watch = HangWatch(pool2._all_ranks, (0, 1), 30.0, 100.0)
-    for now in (100.0, 101.0, 101.9):
-        assert watch.look(set(), now) is None
-    assert watch.where == {}
+    # torch counts a collective as over a moment after it has returned
+    until(lambda: asked(pool2, 0).collective is None, 10.0, "the end of its last collective")
+    assert asked(pool2, 0).idle
