@@ -84,7 +84,7 @@ def _do(request: ControlRequest[Any]) -> Any:
         case Counts():
             return forming.counts()
         case SetEnvironment(variables, unset, refresh):
-            log.secrets.add(environ.secret_values(variables))
+            streams.secrets.add(environ.secret_values(variables))
             for name in unset:
                 os.environ.pop(name, None)
             os.environ.update(variables)
