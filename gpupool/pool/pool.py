@@ -15,7 +15,6 @@ from typing import Any
 
 from gpupool.core.errors import PoolError, PoolStartError, SpmdError
 from gpupool.core.formatting import rank_count
-from gpupool.core.machine.processes import lack_of_processes
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Call, RunSource
@@ -63,8 +62,6 @@ class Pool:
             # of a rank that has died: how, and not what would become of it in a pool that is up
             full = self._all_ranks.health.full_reason
             reason = full or redact(str(error), self.hidden_values())
-            if why := lack_of_processes(reason):
-                reason += f" ({why})"
             self.stop()
             message = f"the pool did not come up; nothing was left running. {reason}"
             raise PoolStartError(message, error.kind, *error.names, ranks=error.ranks) from None

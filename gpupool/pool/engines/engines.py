@@ -6,7 +6,6 @@ What they are used for (cells, the process group, the environment) is the pool's
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -236,7 +235,7 @@ class Engines:
         """End the engine of a rank, whatever it does. It is reported as lost for this reason."""
         with self.changed:
             self._engines[rank].doom = reason
-        self._launch.signal(rank, signal.SIGKILL)
+        self._launch.kill_engines([rank], waits=False)
 
     def control(
         self, request: ControlRequest[Found], ranks: Iterable[int] | None = None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
-from gpupool.core.machine.gpu_setup import little_shared_memory
+from gpupool.core.machine.limits import little_shared_memory
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.requests import Abort, Counts
 from gpupool.pool.engines.engines import Engines
