@@ -13,7 +13,7 @@ import gpupool
 from gpupool.check import cells
 from gpupool.check.bench import SUM, Bench
 from gpupool.check.promise import Check, Found, NotKeptError, NotTriedError, check
-from gpupool.core.machine.gpu_setup import little_shared_memory
+from gpupool.core.machine.limits import little_shared_memory
 
 _SHM = Path("/dev/shm")  # noqa: S108 - the one that NCCL uses
 _DEPTH = 2  # folders below those in which something could be left

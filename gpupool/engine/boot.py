@@ -22,7 +22,6 @@ from threadpoolctl import threadpool_limits
 
 from gpupool.core import current
 from gpupool.core.errors import DataError
-from gpupool.core.machine.limits import run_on
 from gpupool.core.progress import draw_with
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
@@ -38,7 +37,6 @@ def main() -> None:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
     num_threads = this_rank().num_threads
-    run_on(this_rank().cpus)  # before there are threads
     # The starter's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)

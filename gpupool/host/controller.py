@@ -10,26 +10,20 @@ import logging
 import os
 import resource
 import secrets
-import signal
 import threading
 import traceback
 import types
 from typing import Any
-
-_QUICK_MS = 20
-_QUICK_FOR_S = 10.0
 
 
 def main() -> None:
     """Serve until the starter ends it."""
     try:
         _serve()
-    except SystemExit:  # it has said why
-        pass
     except Exception:
         traceback.print_exc()
-    # At once: triton would list what it leaks, and hide why in the log.
-    os._exit(1)
+    finally:  # at once: triton would list what it leaks, and hide why in the log
+        os._exit(1)
 
 
 def _serve() -> None:
@@ -40,16 +34,7 @@ def _serve() -> None:
     from traitlets.config import Config
 
     class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
-        """Hears of a new engine with its first beat, not the one after, and beats quickly first."""
-
-        def start(self) -> None:
-            super().start()
-            self.caller.callback_time = _QUICK_MS
-
-        def beat(self) -> None:
-            super().beat()
-            if self.lifetime > _QUICK_FOR_S:
-                self.caller.callback_time = self.period
+        """Hears of a new engine with its first beat, not the one after."""
 
         def handle_pong(self, message: Any) -> None:
             super().handle_pong(message)
@@ -75,7 +60,7 @@ def _serve() -> None:
             self.heartmonitor_process = threading.Thread(target=target, kwargs=options, daemon=True)
 
         def init_signal(self) -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the exit status names the signal
+            """Signals are not handled: the exit status names them."""
 
     logging.disable(logging.ERROR)  # else it logs each new rank, late beat and event of a training
     config = Config()
@@ -90,7 +75,7 @@ def _serve() -> None:
     config.IPController.use_threads = True
     # It hears of a new engine at its next heartbeat, so beats are quick; any number may be missed:
     # the starter knows who is dead, and a rank that a debugger has stopped for a while is not.
-    config.HeartMonitor.period = 200
+    config.HeartMonitor.period = 100
     config.HeartMonitor.max_heartmonitor_misses = 1_000_000_000
     heartmonitor.HeartMonitor = HeartMonitor
     # For a database, which it has not: 0.5 ms of each call, and a quarter of a second of the start.

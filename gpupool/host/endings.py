@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
 from gpupool.core.machine import limits
-from gpupool.core.machine.processes import lack_of_processes
 
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
@@ -18,7 +17,6 @@ _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
 _SAYS_WHY = re.compile(r'what\(\):|^  File "', re.MULTILINE)  # the latter is a frame of Python's
-_DDP_SETUP = " in _ddp_init_helper"
 _RUNS_CELLS = re.compile(
     r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
 )
@@ -27,40 +25,25 @@ _CELL = re.compile(  # a file that is none
 )
 
 
-def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch) -> str:
-    """What the exit status does not say: that memory or disk space ran out, say; else "".
-
-    Args:
-        folder: where the log is.
-        tail: the end of the log.
-    """
+def cause_of_end(status: int, log: Path, tail: str, memory: OutOfMemoryWatch) -> str:
+    """What the exit status does not say: that memory or disk space ran out, say; else ""."""
     if status == -signal.SIGKILL:
         return memory.reason()
-    said_full = not tail or os.strerror(errno.ENOSPC) in tail  # or not even a log was written
-    if said_full and _is_full(folder):
-        return f"No space left on device: {folder}"
-    if status == -signal.SIGABRT and _GLOO_CHECK.search(tail):
-        return (
-            "gloo ends a process that is sent what it does not expect: ranks were in one "
-            "collective with tensors of different sizes, or, less likely, another user sent it"
-        )
+    if not tail and log.parent.is_dir() and shutil.disk_usage(log.parent).free == 0:
+        return f"No space left on device: {log.parent}"
     # What gloo has said is mostly lost with the process, which read its own stderr.
-    if status == -signal.SIGABRT and _CRASH in tail and not _SAYS_WHY.search(tail):
+    said_nothing = _CRASH in tail and not _SAYS_WHY.search(tail)
+    if status == -signal.SIGABRT and (said_nothing or _GLOO_CHECK.search(tail)):
         return (
             "a thread of C++ code has ended it, as gloo's do where ranks are in one collective "
             "with tensors of different sizes"
         )
-    if status == -signal.SIGSEGV and _DDP_SETUP in tail:
-        return "torch 2.15 ends so where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works"
-    return lack_of_processes(tail, status == -signal.SIGABRT) if status else ""
+    return ""
 
 
 def log_tail(log: Path, start: int) -> str:
-    """The end of a log; of a crash report the beginning, where the user's own lines are.
-
-    Args:
-        start: bytes of the log that are not looked at.
-    """
+    """The end of a log, from `start` on; of a crash report the beginning, where the user's own
+    lines are."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -70,11 +53,11 @@ def log_tail(log: Path, start: int) -> str:
     except OSError:  # the log is gone with its folder; the death still has to be reported
         return ""
     crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
-    if crashes:
-        thrown = [line for line in lines[: crashes[-1]] if line.startswith(_THROWN)]
-        report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
-        return "\n".join(report[:_LOG_TAIL_LINES])
-    return "\n".join(lines[-_LOG_TAIL_LINES:])
+    if not crashes:
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+    thrown = [line for line in lines[: crashes[-1]] if line.startswith(_THROWN)]
+    report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
+    return "\n".join(report[:_LOG_TAIL_LINES])
 
 
 def shorten(log: Path) -> None:
@@ -95,8 +78,8 @@ class OutOfMemoryWatch:
     that has risen proves it: each kill explains one death.
     """
 
-    def __init__(self, proc: Path = limits.PROC, cgroups: Path = limits.CGROUPS) -> None:
-        self._places = proc, cgroups
+    def __init__(self, root: Path = limits.ROOT) -> None:
+        self._root = root
         self.renew()
 
     def renew(self) -> None:
@@ -108,12 +91,12 @@ class OutOfMemoryWatch:
         if self._count() <= self._seen:
             return ""
         self._seen += 1
-        limit = limits.memory_limit(*self._places)
+        limit = limits.memory_limit(self._root)
         why = f"the memory limit of its cgroup ({limit / 2**30:.1f} GiB) was reached"
         return f"out of host memory: {why if limit else 'the kernel has ended it for that'}"
 
     def _count(self) -> int:
-        for folder in limits.folders(*self._places):
+        for folder in limits.folders("memory", self._root):
             # memory.events is cgroup v2 (.local: without the groups below it), oom_control v1
             for name in ("memory.events.local", "memory.events", "memory.oom_control"):
                 words = limits.text(folder / name).split()
@@ -129,11 +112,3 @@ def _crash(report: list[str]) -> list[str]:
             report = report[:number]
             break
     return [_CELL.sub("  Cell", line) for line in report]
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        room = os.statvfs(folder)
-        return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
-    except OSError:  # the folder is gone: something else is wrong
-        return False

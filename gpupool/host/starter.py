@@ -1,10 +1,10 @@
 """The starter: parent of the controller and of every engine of one machine. Runs on the host.
 
-Started as `starter FOLDER CLIENT_PID WARM_S STEP ...`, it imports once what every engine needs, and
-then forks them. A step is a module to import, or `=TARGET`: that target can be forked from here on.
-After the last of these, or after all modules, it says that it is ready for any other target; what
-is left is imported while nobody asks for anything. The client writes commands to its stdin and
-reads events from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
+Started as `starter FOLDER CLIENT_PID WARM_S NEEDED LATE`, it imports once what every engine needs,
+and then forks them. NEEDED and LATE name modules, with commas. What is in a module can be forked as
+soon as that is imported, and anything when all that is needed is, which it says; the others are
+imported while nobody asks for anything. The client writes commands to its stdin and reads events
+from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
 
 It serves one pool at a time, from `Open` to `Stop`, and ends when none has been open for WARM_S
 seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all that was
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -28,42 +29,20 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from gpupool.core.machine.locks import (
-    ENDING_STARTER,
-    STARTER,
-    DeviceLocks,
-    hold_folder,
-    lock_folder,
-)
-from gpupool.core.machine.processes import (
-    children,
-    die_with,
-    lack_of_processes,
-    process_name,
-    set_process_name,
-)
+import psutil
+
+from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
+from gpupool.core.machine.processes import die_with, set_process_name
 from gpupool.core.wire import starter as lines
-from gpupool.core.wire.json_lines import JsonLines, encode
 from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail, shorten
 
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
 _QUIET_S = 1.0  # after the last command, before what nobody waits for is imported
-_TEND_S = 4.0  # while a pool is open: how often its files are looked at
-_YOUNG_S = 600.0  # cleaners of temporary files remove what is older, by hours at least
+_TEND_S = 4.0  # how often logs are looked at
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process whose end has to be reported."""
-
-    name: str
-    log: Path
-    log_start: int  # bytes; what is before is of a process that had the name earlier
 
 
 class Starter:
@@ -72,28 +51,26 @@ class Starter:
     All descriptors are plain numbers: in a child they are closed, and no object closes them again.
     """
 
-    def __init__(self, folder: Path, client_pid: int, warm_s: float, steps: list[str]) -> None:
+    def __init__(
+        self, folder: Path, client_pid: int, warm_s: float, needed: str, late: str
+    ) -> None:
         self._folder = folder
         self._warm_s = warm_s
-        self._client = os.pidfd_open(client_pid)  # readable when it has ended
-        hold_folder(folder)  # for as long as this process lives
+        self._client_pid = client_pid
+        # A mark for systemd-tmpfiles, which removes what is old and not locked.
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
         self._commands, self._line = _take_the_line()
-        self._wake = _wake_on_child_death()
+        self._half = b""  # of a command that has not come to its end
         self._poll = select.poll()
-        for descriptor in (self._commands.descriptor, self._client, self._wake):
-            self._poll.register(descriptor, select.POLLIN)
-        targets = [number for number, step in enumerate(steps, 1) if step.startswith("=")]
-        num_needed = targets[-1] if targets else len(steps)
-        self._needed, self._late = deque(steps[:num_needed]), deque(steps[num_needed:])
-        self._able: set[str] = set()  # targets that can be forked already
+        self._needed, self._late = deque(needed.split(",")), deque(late.split(","))
         self._asked: list[lines.Spawn] = []
-        self._children: dict[int, Child] = {}
+        # pid -> what was asked for, and how long its log was: that is of who had the name before
+        self._children: dict[int, tuple[lines.Spawn, int]] = {}
         self._pool: lines.Open | None = None
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
         self._serving = True
         self._leave_at = time.monotonic() + warm_s
-        self._tend_at = self._renew_at = 0.0
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -103,23 +80,32 @@ class Starter:
         Returns:
             None at the end; in every forked child what it is to become.
         """
-        if not self._needed:
-            self._tell(lines.Ready())
+        client = os.pidfd_open(self._client_pid)  # readable when it has ended
+        self._poll.register(client, select.POLLIN)
+        self._poll.register(self._commands, select.POLLIN)
         while self._serving:
-            asked = self._next_to_fork()
-            if asked is not None and self._fork(asked):
-                return asked
-            heard = self._poll.poll(1000 * self._wait_s())
+            for asked in self._asked[:]:
+                is_there = asked.target.partition(":")[0] in sys.modules
+                if (is_there or not self._needed) and self._fork(asked):
+                    return asked
+            heard = self._poll.poll(
+                0 if self._needed else 1000 * (_QUIET_S if self._late else _TEND_S)
+            )
             for descriptor, _ in heard:
-                if descriptor == self._wake:
-                    self._reap()
-                elif descriptor == self._commands.descriptor:
-                    self._read_commands()
-                else:  # the client
+                if descriptor == self._commands:
+                    data = os.read(descriptor, 1 << 16)
+                    self._serving &= data != b""
+                    *whole, self._half = (self._half + data).split(b"\n")
+                    for line in whole:
+                        self._do(lines.decode(line))
+                elif descriptor == client:
                     self._serving = False
-            if not heard and self._next_to_fork() is None:
+                else:  # a child has ended
+                    self._poll.unregister(descriptor)
+                    os.close(descriptor)
+            self._reap()
+            if not heard:
                 self._use_the_quiet()
-            self._tend(time.monotonic())
         return None
 
     def end(self) -> None:
@@ -128,83 +114,45 @@ class Starter:
         self._kill_children()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _wait_s(self) -> float:
-        if self._needed or self._next_to_fork() is not None:
-            return 0.0
-        if self._late:
-            return _QUIET_S
-        return max(0.0, (self._tend_at if self._pool else self._leave_at) - time.monotonic())
-
     def _use_the_quiet(self) -> None:
-        """Import the next thing, or leave if nobody has wanted a pool for long."""
+        """Import the next thing, or look whether a log fills the disk or nobody wants a pool."""
         if self._needed:
-            step = self._needed.popleft()
-            self._able.add(step[1:]) if step.startswith("=") else importlib.import_module(step)
+            importlib.import_module(self._needed.popleft())
             if not self._needed:
                 self._tell(lines.Ready())
         elif self._late:
             with contextlib.suppress(Exception):  # who needs it meets the error
                 importlib.import_module(self._late.popleft())
-        elif self._pool is None and time.monotonic() >= self._leave_at:
-            self._serving = False
+        elif self._pool is None:
+            self._serving = time.monotonic() < self._leave_at
+        else:
+            for log in Path(self._pool.folder).glob("*.log"):
+                with contextlib.suppress(OSError):  # the disk is full, or it is gone
+                    shorten(log)
 
-    def _tend(self, now: float) -> None:
-        """Now and then: no log may fill the disk, no file of a pool in use become old."""
-        if self._pool is None or now < self._tend_at:
-            return
-        self._tend_at = now + _TEND_S
-        for log in self._folder.glob("*/*.log"):
-            with contextlib.suppress(OSError):  # the disk is full, or it is gone
-                shorten(log)
-        if now >= self._renew_at:
-            self._renew_at = now + _YOUNG_S
-            for path in (self._folder, *self._folder.rglob("*")):
-                with contextlib.suppress(OSError):
-                    os.utime(path, follow_symlinks=False)
-
-    def _read_commands(self) -> None:
-        for command in self._commands.read():
-            self._do(command)
-        if self._commands.closed:
-            self._serving = False
-
-    def _tell(self, event: lines.Event) -> None:
-        data = encode(event)
+    def _tell(self, event: lines.Line) -> None:
+        data = lines.encode(event)
         while data:  # a signal may cut a long one in two
             data = data[os.write(self._line, data) :]
 
     # ---- what the client asks for --------------------------------------------------------
 
-    def _do(self, command: lines.Command) -> None:
+    def _do(self, command: lines.Line | None) -> None:
         match command:
             case lines.Open():
                 self._pool = command
-            case lines.Lock():
-                self._lock(command)
+            case lines.Lock(devices, number, force):
+                self._tell(lines.Locked(*self._locks.take(devices, number, force)))
             case lines.Spawn() if self._pool is not None:
                 self._asked.append(replace(command, env={**self._pool.env, **command.env}))
-            case lines.Signal(name, number):
-                for pid in self._pids_of({name}):
-                    os.kill(pid, number)
             case lines.Kill(names):
-                self._kill(names)
+                self._asked = [asked for asked in self._asked if asked.name not in names]
+                for pid, (asked, _) in self._children.items():
+                    if asked.name in names:
+                        _signal(pid, signal.SIGKILL)  # with all it forked
+                self._tell(lines.Killed())
             case lines.Stop():
                 self._stop()
-
-    def _lock(self, asked: lines.Lock) -> None:
-        try:
-            taken, others = self._locks.take(asked.devices, asked.number, asked.force)
-        except OSError as error:  # of the lock files: reported, it must not end the starter
-            self._locks.release()
-            self._tell(lines.Locked([], {}, str(error)))
-        else:
-            self._tell(lines.Locked(taken, others))
-
-    def _kill(self, names: Collection[str]) -> None:
-        self._asked = [one for one in self._asked if one.name not in names]
-        for pid in self._pids_of(names):
-            _signal(pid, signal.SIGKILL)  # with all it forked
-        self._tell(lines.Killed())
 
     def _stop(self) -> None:
         self._asked.clear()
@@ -213,7 +161,7 @@ class Starter:
         deadline = time.monotonic() + STOP_GRACE_S
         while self._children and time.monotonic() < deadline:
             time.sleep(0.01)
-            self._collect()
+            self._reap()
         self._kill_children()
         self._locks.release()
         if self._pool is not None:
@@ -224,31 +172,26 @@ class Starter:
 
     # ---- the newborn ---------------------------------------------------------------------
 
-    def _next_to_fork(self) -> lines.Spawn | None:
-        """Which process that was asked for can be forked now."""
-        able = (one for one in self._asked if not self._needed or one.target in self._able)
-        return next(able, None)
-
     def _fork(self, asked: lines.Spawn) -> bool:
         """Fork a process; returns whether this is the child, which hears no signal yet."""
         self._asked.remove(asked)
         log = Path(asked.log)
-        child = Child(asked.name, log, log.stat().st_size if log.exists() else 0)
+        log_start = log.stat().st_size if log.exists() else 0
         gc.freeze()  # a collection in a child would write to, and so copy, the pages shared with it
         hears = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        why = ""
+        pid, why = -1, ""
         try:
             pid = os.fork()
         except OSError as error:  # no more processes: the others live on
-            why = lack_of_processes(str(error)) or str(error)
-        else:
-            if pid == 0:
-                return True
+            why = str(error)
+        if pid == 0:
+            return True
         signal.pthread_sigmask(signal.SIG_SETMASK, hears)
         if why:
             self._tell(lines.Exited(asked.name, 1, why, ""))
         else:
-            self._children[pid] = child
+            self._poll.register(os.pidfd_open(pid), select.POLLIN)
+            self._children[pid] = asked, log_start
             self._memory.renew()
             self._tell(lines.Spawned(asked.name, pid))
         return False
@@ -256,31 +199,22 @@ class Starter:
     # ---- the dead ------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        os.read(self._wake, 4096)
-        for pid, status, child in self._collect():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # what the dead process had forked
-            if child is not None:
-                tail = log_tail(child.log, child.log_start)
-                cause = cause_of_end(status, child.log.parent, tail, self._memory)
-                self._tell(lines.Exited(child.name, status, cause, tail))
-
-    def _collect(self) -> list[tuple[int, int, Child | None]]:
-        """(pid, exit status, who it was) of each child that has ended since; None: an orphan."""
-        found = []
+        """Tell of each child that has ended since."""
         with contextlib.suppress(ChildProcessError):  # there is no child at all
             while (changed := os.waitpid(-1, os.WNOHANG))[0]:
-                status = os.waitstatus_to_exitcode(changed[1])
-                found.append((changed[0], status, self._children.pop(changed[0], None)))
-        return found
-
-    def _pids_of(self, names: Collection[str]) -> list[int]:
-        return [pid for pid, child in self._children.items() if child.name in names]
+                pid, status = changed[0], os.waitstatus_to_exitcode(changed[1])
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # what it had forked
+                if pid in self._children:  # else it is an orphan
+                    asked, log_start = self._children.pop(pid)
+                    tail = log_tail(Path(asked.log), log_start)
+                    cause = cause_of_end(status, Path(asked.log), tail, self._memory)
+                    self._tell(lines.Exited(asked.name, status, cause, tail))
 
     def _kill_children(self) -> None:
         """Kill and reap all children, and what they leave behind, for this process is its heir."""
         spared: set[int] = set()
-        while victims := set(children(os.getpid())) - spared:
+        while victims := {child.pid for child in psutil.Process().children()} - spared:
             for pid in victims:
                 try:
                     _signal(pid, signal.SIGKILL)
@@ -294,31 +228,28 @@ class Starter:
 
 def main() -> None:
     """Serve until nobody needs it. Continues in every forked child as what was asked for."""
-    if sys.platform != "linux":
-        raise SystemExit("gpupool runs on Linux: it needs PR_SET_PDEATHSIG and pidfd_open.")
     os.umask(0o077)
     set_process_name(STARTER)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # What the notebook's process has blocked its children would never hear either.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # Ctrl-C in a terminal is for the client to handle.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    leave_no_core()
+    # No crash writes memory to the disk: it holds the variables that were sent, keys among them. A
+    # limit of 0 would count for files only: with 1 the kernel starts no program that gathers cores
+    # either. A cell may raise it again.
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    most = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
     os.chdir("/")  # the notebook's folder may be deleted any time
     gc.disable()  # a collection takes its time, and keeps nearly all of what is imported
-    folder, client_pid, warm_s, *steps = sys.argv[1:]
+    folder, client_pid, warm_s, needed, late = sys.argv[1:]
     # OpenBLAS would start its threads when imported, and no thread survives a fork. torch makes a
     # folder for compiled code when it is imported; that of the ranks is chosen in `engine/boot.py`.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{folder}/inductor")
-    try:
-        starter = Starter(Path(folder), int(client_pid), float(warm_s), steps)
-    except ProcessLookupError:  # the client has died already
-        shutil.rmtree(folder, ignore_errors=True)
-        return
+    starter = Starter(Path(folder), int(client_pid), float(warm_s), needed, late)
     starter_pid, asked = os.getpid(), None
     try:
-        with contextlib.suppress(BrokenPipeError):  # the client died while it was told something
+        with contextlib.suppress(BrokenPipeError, ProcessLookupError):  # the client has died
             asked = starter.serve()
     finally:
         if asked is None:
@@ -329,10 +260,7 @@ def main() -> None:
 
 def become(asked: lines.Spawn, starter_pid: int) -> None:
     """Be the process that was asked for, with nothing that is the starter's alone."""
-    set_process_name(process_name(asked.name))
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    set_process_name(f"gpupool:{asked.name.replace(' ', '')}")
     die_with(starter_pid)
     os.setsid()  # its own process group: killed with all it forked
     for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -352,35 +280,14 @@ def become(asked: lines.Spawn, starter_pid: int) -> None:
     getattr(importlib.import_module(module), function)()
 
 
-def leave_no_core() -> None:
-    """Have a crash of this process, or of one it forks, write no memory to the disk.
-
-    It would hold the variables that were sent, keys among them, and take gigabytes. A limit of 0
-    would count for files only: with 1 the kernel starts no program that gathers cores either. A
-    cell may raise it again: `resource.setrlimit(resource.RLIMIT_CORE, ...)`.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    most = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
-    resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
-
-
-def _take_the_line() -> tuple[JsonLines[lines.Command], int]:
+def _take_the_line() -> tuple[int, int]:
     """What comes on stdin, and stdout, of which what is imported reads and writes nothing then."""
     commands, events = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    return JsonLines(commands, lines.COMMANDS), events
-
-
-def _wake_on_child_death() -> int:
-    """A descriptor that becomes readable when a child has died."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # SIG_IGN would reap without a notice
-    return reader
+    return commands, events
 
 
 def _signal(pid: int, number: int) -> None:

@@ -7,7 +7,6 @@ from html import escape
 
 from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import Gpu
-from gpupool.core.machine.uses import Use, holder_text
 from gpupool.notebook.page import markup
 
 _COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
@@ -27,7 +26,7 @@ def gpu_table_html(table: GpuTable) -> str:
         return markup.card(markup.muted(table.none))
     head = "".join(f'<th scope="col" style="{_CELL}">{text}</th>' for text in _COLUMNS)
     rows = "".join(
-        f"<tr>{''.join(_cells(gpu, dict(zip(table.HEADER, row, strict=True)), table))}</tr>"
+        f"<tr>{''.join(_cells(gpu, row, table))}</tr>"
         for gpu, row in zip(table, table.rows(), strict=True)
     )
     body = (
@@ -37,25 +36,21 @@ def gpu_table_html(table: GpuTable) -> str:
     return markup.card(markup.scroller(body, "GPUs"))
 
 
-def gpu_table_text(table: GpuTable) -> str:
-    """The lines of its repr, which IPython would show as a list."""
-    return repr(table)
-
-
 def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:
     """The cells of a row, in the order of `_COLUMNS`."""
     yield _cell(escape(row["index"]))
     yield _cell(escape(row["name"]) + _small(row["capability"], row["uuid"]))
-    for column in ("memory", "utilization"):
-        share = table.share(gpu, column)
-        colour = _BLUE if column == "utilization" else _alarm(share or 0.0, gpu.uuid in table.uses)
-        text = escape(row[column])
-        yield _cell(text if share is None else _meter(share, text, colour))
+    used, total, load = gpu.used_memory_bytes, gpu.total_memory_bytes, gpu.utilization_percent
+    use = table.use(gpu)
+    memory = escape(row["memory"])
+    if used is not None and total:
+        memory = _meter(used / total, memory, _alarm(used / total, bool(use)))
+    yield _cell(memory)
+    utilization = escape(row["utilization"])
+    yield _cell(utilization if load is None else _meter(load / 100, utilization, _BLUE))
     yield _cell(escape(row["temperature"]))
-    use = _use(gpu, table.selected.get(gpu.uuid), table.uses.get(gpu.uuid))
-    yield _cell(use, wraps=True)
-    holders = [holder_text(process) for process in gpu.processes]
-    yield _cell("<br>".join(map(escape, holders)) or "-")
+    yield _cell(_use(gpu, table.selected.get(gpu.uuid), use), wraps=True)
+    yield _cell("<br>".join(escape(str(process)) for process in gpu.processes) or "-")
 
 
 def _cell(inner: str, wraps: bool = False) -> str:
@@ -73,11 +68,11 @@ def _small(capability: str, uuid: str) -> str:
     )
 
 
-def _use(gpu: Gpu, rank: str | None, use: Use | None) -> str:
+def _use(gpu: Gpu, rank: str | None, use: str) -> str:
     """What this notebook's pool makes of a GPU, or could, and what others do."""
     pills = [_pill(rank, _BLUE)] if rank is not None else []
-    if use is not None:
-        pills.append(_pill(use.words, markup.AMBER))
+    if use:
+        pills.append(_pill(use, markup.AMBER))
     if pills:
         return " ".join(pills)
     if gpu.unavailable:

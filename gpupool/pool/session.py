@@ -11,7 +11,6 @@ from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
-from gpupool.core.machine.uses import uses
 from gpupool.core.options.option_help import Annotation, parameters
 from gpupool.core.options.pool_options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
@@ -174,6 +173,5 @@ def gpus() -> GpuTable:
     pool = find()
     ranks = pool.ranks if pool is not None else ()
     selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
-    others = uses(found.gpus, list(selected))
     none = f"No GPU: {found.why_none}. A pool has CPU ranks then: `%gpupool start -n 4`."
-    return GpuTable(found.gpus, selected, none, others)
+    return GpuTable(found.gpus, selected, none)

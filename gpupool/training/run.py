@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
-from gpupool.core.machine.topology import device_names
 from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.training_options import TrainingOptions, changed
@@ -120,7 +119,8 @@ class TrainingRun:
         )
         self._job = send_job(pool, job)
         self._ranks = pool.training_ranks
-        devices = device_names([pool.ranks[rank] for rank in self._ranks])
+        gpus = [pool.ranks[rank].gpu for rank in self._ranks]  # numbered as on their machine
+        devices = tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
         self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices}
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)

@@ -33,14 +33,13 @@ images = gpupool.ImageDatastore(str(pictures))
 BUSY_GPUS = """
 from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import Gpu, GpuProcess
-from gpupool.core.machine.uses import Use
-held = GpuProcess(4711, "python", "ada", 2**30)
+held, alices = (GpuProcess(4711 + n, "python", u, 2**30) for n, u in enumerate(["ada", "alice"]))
 gpus = [
     Gpu(0, "GPU-0", "NVIDIA H200", 141 * 2**30, 3 * 2**29, processes=(held,)),
-    Gpu(1, "GPU-1", "T4", unavailable="hidden by CUDA_VISIBLE_DEVICES"),
-    Gpu(3, "GPU-3", "NVIDIA H200", 141 * 2**30, 57 * 2**30),
+    Gpu(1, "GPU-1", "T4", unavailable="GPU is lost"),
+    Gpu(3, "GPU-3", "NVIDIA H200", 141 * 2**30, 57 * 2**30, processes=(alices,)),
 ]
-GpuTable(gpus, {"GPU-0": "rank 0"}, uses={"GPU-3": Use("in use by alice", is_taken=True)})
+GpuTable(gpus, {"GPU-0": "rank 0"})
 """
 VIEWS = {  # name of the picture: cell
     "spmd_alike": "%%spmd\nprint('hello of', world_size)\nprint('two lines')",

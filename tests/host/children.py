@@ -21,8 +21,7 @@ def tell_modules() -> None:
 
 
 def deaf() -> None:
-    """Hears that it is to end and does nothing about it."""
-    signal.signal(signal.SIGHUP, lambda *_: print("told", flush=True))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("up", flush=True)
     while True:
@@ -52,5 +51,4 @@ def tell_surroundings() -> None:
     print("env", os.environ.get("OF_POOL"), os.environ.get("RANK"), len(os.environ), sys.argv[1:])
     print("session", os.getsid(0) == os.getpid(), "stdin", repr(sys.stdin.read()))
     print("fds", sorted(map(int, os.listdir("/proc/self/fd")))[:-1])
-    print("signals", signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.set_wakeup_fd(-1))
-    print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
+    print("signals", signal.pthread_sigmask(signal.SIG_BLOCK, ()))

@@ -8,12 +8,12 @@ from gpupool.host.endings import OutOfMemoryWatch, log_tail, shorten
 
 
 def test_each_kill_in_the_own_cgroup_since_the_start_explains_one_death(tmp_path: Path) -> None:
-    proc, cgroups, job = tmp_path / "proc", tmp_path / "cgroup", tmp_path / "cgroup/job"
-    (proc / "self").mkdir(parents=True)
-    watch = OutOfMemoryWatch(proc, cgroups)
+    proc, job = tmp_path / "proc/self", tmp_path / "sys/fs/cgroup/job"
+    proc.mkdir(parents=True)
+    watch = OutOfMemoryWatch(tmp_path)
     assert watch.reason() == ""  # a kernel that does not count
 
-    (proc / "self" / "cgroup").write_text("0::/job\n")
+    (proc / "cgroup").write_text("0::/job\n")
     job.mkdir(parents=True)
     (job / "memory.max").write_text("2147483648\n")
     (job / "memory.events").write_text("oom 9\noom_kill 3\n")

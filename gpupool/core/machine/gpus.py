@@ -1,93 +1,129 @@
-"""The GPUs of this machine: asked of the driver, never of torch, and as a table. Runs anywhere."""
+"""The GPUs of this machine: which there are, and who uses them, as a table. Runs anywhere.
+
+Asked of the driver, never of torch. Pools lock the GPUs that they use (`locks.py`). Other programs
+do not; the driver shows who holds memory. It does not show the processes of another container, and
+not what is only about to begin.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from gpupool.core.machine.gpu_setup import why_torch_cannot
 from gpupool.core.machine.nvml import read_gpus
+from gpupool.core.machine.processes import this_user
 from gpupool.core.machine.topology import Discovery, Gpu, survey
-from gpupool.core.machine.uses import Use, holder_text
+
+_NO_CUDA = re.compile(r"^cuda\b[^=]*= *None", re.MULTILINE)
+_UNSEEN_BYTES = 2 * 2**30  # the driver itself has up to 1 GiB, which it counts as used
 
 
-class GpuTable(tuple[Gpu, ...]):
+def discover() -> Discovery:
+    """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
+    gpus, trouble = read_gpus()
+    if why_none := trouble or why_torch_cannot():
+        return Discovery((), why_none)
+    return survey(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs and MIG instances this process may use; empty without an NVIDIA driver."""
+    return discover().usable
+
+
+def why_torch_cannot() -> str:
+    """Why torch, as it is installed, cannot use this machine's GPUs; "" if it may.
+
+    It is read from a file: to import torch takes the notebook seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        file = Path(folder) / "version.py"
+        if file.is_file() and _NO_CUDA.search(file.read_text()):
+            return "torch is built without CUDA: install one that is built with it"
+    return ""
+
+
+def other_users(gpu: Gpu) -> list[str]:
+    """The other users who compute on a GPU, which is theirs then."""
+    return sorted({process.user for process in gpu.processes} - {this_user(), "?"})
+
+
+def use_of(gpu: Gpu, is_ours: bool = False) -> str:
+    """Who computes on a GPU beside us, in words; "" if nobody does.
+
+    Args:
+        is_ours: ranks of this notebook compute there: by this user, perhaps unseen.
+    """
+    if others := other_users(gpu):
+        return f"in use by {', '.join(others)}"
+    if is_ours:
+        return ""
+    known = [process.used_memory_bytes for process in gpu.processes]
+    unseen = (gpu.used_memory_bytes or 0) - sum(filter(None, known))
+    users = {process.user for process in gpu.processes}
+    if "?" in users or (unseen > _UNSEEN_BYTES and None not in known):
+        return "in use by a process that cannot be seen from here"
+    return "in use by you" if users else ""
+
+
+@dataclass(frozen=True, repr=False)
+class GpuTable:
     """GPUs that show as a table. `repr` is its text form; a notebook draws it.
 
-    `selected` maps the UUID of a GPU to who uses it, such as "rank 0", `uses` to who else does.
+    `selected` maps the UUID of a GPU to the rank of this notebook that has it, such as "rank 0".
     `none` is the sentence that stands for a table without rows.
     """
 
-    HEADER = (
-        *("index", "name", "capability", "memory", "utilization", "temperature"),
-        *("available", "selected", "held by", "uuid"),
-    )
-    selected: Mapping[str, str]
-    none: str
-    uses: Mapping[str, Use]
+    gpus: Sequence[Gpu] = ()
+    selected: Mapping[str, str] = field(default_factory=dict)
+    none: str = "No GPU."
 
-    def __new__(
-        cls,
-        gpus: Iterable[Gpu] = (),
-        selected: Mapping[str, str] | None = None,
-        none: str = "No GPU.",
-        uses: Mapping[str, Use] | None = None,
-    ) -> GpuTable:
-        table = super().__new__(cls, gpus)
-        table.selected, table.none, table.uses = selected or {}, none, uses or {}
-        return table
+    def __iter__(self) -> Iterator[Gpu]:
+        return iter(self.gpus)
 
-    @staticmethod
-    def share(gpu: Gpu, column: str) -> float | None:
-        """How full a column is, 0..1, where it shows a share and the driver knows it."""
-        if column == "utilization" and gpu.utilization_percent is not None:
-            return gpu.utilization_percent / 100
-        if column == "memory" and gpu.used_memory_bytes is not None and gpu.total_memory_bytes:
-            return gpu.used_memory_bytes / gpu.total_memory_bytes
-        return None
+    def __len__(self) -> int:
+        return len(self.gpus)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """One tuple of texts for each GPU, in the order of `HEADER`; "-" where unknown."""
+    def __getitem__(self, row: int) -> Gpu:
+        return self.gpus[row]
+
+    def rows(self) -> list[dict[str, str]]:
+        """The texts of each GPU by the names of their columns; "-" where unknown."""
         return [
-            (
-                gpu.label,
-                gpu.name,
-                gpu.compute_capability or "-",
-                _memory(gpu),
-                _known(gpu.utilization_percent, " %"),
-                _known(gpu.temperature_c, " °C"),
-                self._available(gpu),
-                self.selected.get(gpu.uuid, "-"),
-                ", ".join(map(holder_text, gpu.processes)) or "-",
-                gpu.uuid,
-            )
+            {
+                "index": gpu.label,
+                "name": gpu.name,
+                "capability": gpu.compute_capability or "-",
+                "memory": f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB",
+                "utilization": _known(gpu.utilization_percent, " %"),
+                "temperature": _known(gpu.temperature_c, " °C"),
+                "available": gpu.unavailable or self.use(gpu) or "yes",
+                "selected": self.selected.get(gpu.uuid, "-"),
+                "held by": ", ".join(map(str, gpu.processes)) or "-",
+                "uuid": gpu.uuid,
+            }
             for gpu in self
         ]
 
-    def _available(self, gpu: Gpu) -> str:
-        """Whether a pool of this notebook can use it, or may only if it is asked to share."""
-        if gpu.unavailable:
-            return f"no: {gpu.unavailable}"
-        use = self.uses.get(gpu.uuid)
-        if use is None:
-            return "yes"
-        return f"no: {use.words}" if use.is_taken else f"yes: {use.words}"
+    def use(self, gpu: Gpu) -> str:
+        """Who else uses a GPU; see `use_of`."""
+        return use_of(gpu, gpu.uuid in self.selected)
 
     def __repr__(self) -> str:
         if not self:
             return self.none
-        lines = [self.HEADER, *self.rows()]
+        rows = self.rows()
+        lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         )
-
-
-def _memory(gpu: Gpu) -> str:
-    if gpu.used_memory_bytes is None and gpu.total_memory_bytes is None:
-        return "-"
-    return f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB"
 
 
 def _gib(value: int | None) -> str:
@@ -96,16 +132,3 @@ def _gib(value: int | None) -> str:
 
 def _known(value: int | None, unit: str) -> str:
     return "-" if value is None else f"{value}{unit}"
-
-
-def discover() -> Discovery:
-    """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
-    gpus, trouble = read_gpus()
-    if gpus:
-        trouble = why_torch_cannot()
-    return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def visible_gpus() -> list[Gpu]:
-    """The GPUs and MIG instances this process may use; empty without an NVIDIA driver."""
-    return list(discover().usable)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import signal
 import sys
@@ -11,11 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from gpupool.core.machine.limits import has_met_process_limit
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_NO_MORE = ("can't start new thread", os.strerror(errno.EAGAIN))  # of Python; of the C library
 
 
 def command_for(module: str) -> list[str]:
@@ -29,24 +25,6 @@ def command_for(module: str) -> list[str]:
         f"from {module} import main; main()"
     )
     return [sys.executable, "-P", "-c", code]
-
-
-def lack_of_processes(said: str, aborted: bool = False) -> str:
-    """That no more processes may be started, if an error means that; else "".
-
-    `aborted`: a process has, as C++ does that gets no thread, and its words may be lost.
-    """
-    is_so = any(words in said for words in _NO_MORE)
-    if not is_so and not (aborted and has_met_process_limit()):
-        return ""
-    return (
-        "no more processes or threads may be started: see `ulimit -u`, and pids.max of containers"
-    )
-
-
-def children(pid: int) -> list[int]:
-    """The pids of the children a process has now."""
-    return [child.pid for child in psutil.Process(pid).children()]
 
 
 def this_user() -> str:
@@ -64,17 +42,8 @@ def state_of(pid: int) -> str:
     return stat.rpartition(")")[2].split()[0]  # the name before it may hold anything
 
 
-def process_name(name: str) -> str:
-    """What the process that a pool calls `name` is called by the kernel.
-
-    >>> process_name("rank 1"), process_name("controller")
-    ('gpupool:rank1', 'gpupool:control')
-    """
-    return f"gpupool:{name.replace(' ', '')}"[:15]
-
-
 def set_process_name(name: str) -> None:
-    """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
+    """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters of it."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpupool.core.errors import PlacementError
 
 NO_DRIVER = "no NVIDIA driver"
-HIDDEN = "hidden by CUDA_VISIBLE_DEVICES"
 UNREADABLE = "?"  # as a UUID: the driver counts this GPU, and says no more of it
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a GPU; `used_memory_bytes` is None where hidden.
+    """A process that can compute on a GPU; `used_memory_bytes` is None where hidden.
 
-    Name and user are "?" where it cannot be seen, as that of another container. One that only draws
-    does not compute.
+    Name and user are "?" where it cannot be seen, as that of another container.
     """
 
     pid: int
     name: str
     user: str
     used_memory_bytes: int | None
-    computes: bool = True
+
+    def __str__(self) -> str:
+        """As in "python 4711 (ada, 5.0 GiB)"."""
+        used = self.used_memory_bytes
+        shown = "-" if used is None else f"{used / 2**30:.1f}"
+        return f"{self.name} {self.pid} ({self.user}, {shown} GiB)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,7 @@ class Gpu:
     """One GPU, or one MIG instance of a GPU, as the driver describes it now.
 
     Unknown readings are None. `unavailable` says why it cannot be used ("" if it can). An instance
-    has a `mig_index` and the `parent_uuid` of its GPU. A GPU with MIG mode on, as NVML shows it,
-    has `instances` and cannot be used itself.
+    has a `mig_index` and the `parent_uuid` of its GPU, in the place of which it stands.
     """
 
     index: int
@@ -49,13 +51,16 @@ class Gpu:
     unavailable: str = ""
     mig_index: int | None = None
     parent_uuid: str = ""
-    instances: tuple[Gpu, ...] | None = None
-    cpus: tuple[int, ...] = ()  # those of the same NUMA node, in ascending order
 
     @property
     def label(self) -> str:
         """What it is called: "0", and an instance of it "0:1", as NVIDIA's container tools do."""
         return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
+
+    @property
+    def card(self) -> str:
+        """The UUID of the whole GPU."""
+        return self.parent_uuid or self.uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,76 +75,37 @@ class Rank:
     device: str
     gpu: Gpu | None
     num_threads: int
-    cpus: Sequence[int] = ()  # which it runs on; all that this process may use, if there are none
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The GPUs of this machine: `gpus` all, `usable` those this process may use, in its order.
-
-    `why_none` says in a few words why none is usable; "" if one is.
-    """
+    """The GPUs that this process may use, in its order, and why it can use none; "" if it can."""
 
     gpus: tuple[Gpu, ...]
-    usable: tuple[Gpu, ...]
     why_none: str
 
+    @property
+    def usable(self) -> list[Gpu]:
+        """Those that can be used."""
+        return [gpu for gpu in self.gpus if not gpu.unavailable]
 
-def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Discovery:
+
+def survey(gpus: Sequence[Gpu], visible_devices: str | None) -> Discovery:
     """What can be used of the GPUs that the driver names, and why nothing can.
 
     Args:
-        gpus: as NVML shows them.
-        trouble: why NVML shows none, or none can be used; or "".
         visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
     """
-    devices = split_mig(gpus)
-    if trouble:
-        devices = [replace(gpu, unavailable=gpu.unavailable or trouble) for gpu in devices]
-    visible = devices
-    if visible_devices is not None:
-        visible = restrict(devices, visible_devices)
-    marked = tuple(
-        gpu if gpu in visible or gpu.unavailable else replace(gpu, unavailable=HIDDEN)
-        for gpu in devices
-    )
-    usable = tuple(gpu for gpu in visible if not gpu.unavailable)
-    if usable:
+    visible = gpus if visible_devices is None else restrict(gpus, visible_devices)
+    if not all(gpu.unavailable for gpu in visible):
         why_none = ""
-    elif trouble:
-        why_none = trouble
-    elif not devices:
-        why_none = "the NVIDIA driver finds no GPU"
-    elif not visible and any(gpu.uuid != UNREADABLE for gpu in devices):
+    elif visible:
+        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible)
+    elif gpus:
         why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} names no GPU of this machine"
     else:
-        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible or devices)
-    return Discovery(marked, usable, why_none)
-
-
-def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """The devices that a process can use: in place of a GPU with MIG mode on, its instances.
-
-    What the driver does not report of an instance is taken from its GPU.
-    """
-    devices: list[Gpu] = []
-    for gpu in gpus:
-        if gpu.instances is None:
-            devices.append(gpu)
-        elif not gpu.instances:
-            devices.append(replace(gpu, unavailable="MIG mode is on and has no instance"))
-        devices.extend(
-            replace(
-                instance,
-                parent_uuid=gpu.uuid,
-                temperature_c=gpu.temperature_c,
-                cpus=instance.cpus or gpu.cpus,
-                compute_capability=instance.compute_capability or gpu.compute_capability,
-                unavailable=instance.unavailable or gpu.unavailable,
-            )
-            for instance in gpu.instances or ()
-        )
-    return devices
+        why_none = "the NVIDIA driver finds no GPU"
+    return Discovery(tuple(visible), why_none)
 
 
 def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
@@ -153,11 +119,10 @@ def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
     all its instances.
     """
     chosen: list[Gpu] = []
-    listed = [gpu.parent_uuid or gpu.uuid for gpu in gpus if gpu.uuid != UNREADABLE]
-    cards = {str(index): uuid for index, uuid in enumerate(dict.fromkeys(listed))}
+    cards = dict.fromkeys(gpu.card for gpu in gpus if gpu.uuid != UNREADABLE)
+    names = {str(index): card for index, card in enumerate(cards)}
     for entry in map(str.strip, visible_devices.split(",")):
-        name = cards.get(entry, entry)
-        found = [gpu for gpu in gpus if name in {gpu.uuid, gpu.parent_uuid} - {""}]
+        found = [gpu for gpu in gpus if names.get(entry, entry) in {gpu.uuid, gpu.card}]
         if not found:
             break
         chosen += [gpu for gpu in found if gpu not in chosen]
@@ -175,14 +140,10 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
         PlacementError: one is not there, cannot be used, or is given twice.
     """
     if wanted is None:
-        return list(found.usable)
+        return found.usable
     chosen: list[Gpu] = []
     for name in wanted:
-        gpus = [
-            gpu
-            for gpu in found.gpus
-            if name in {gpu.label, str(gpu.index), gpu.uuid, gpu.parent_uuid} - {""}
-        ]
+        gpus = [g for g in found.gpus if name in {g.label, str(g.index), g.uuid, g.card}]
         if not gpus:
             listed = ", ".join(f"{gpu.label} ({gpu.name})" for gpu in found.gpus)
             there = f"there are {listed}" if listed else found.why_none
@@ -204,9 +165,7 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     return chosen
 
 
-def place(
-    gpus: Sequence[Gpu], n: int | None, num_cores: int, cpus: Collection[int] = ()
-) -> tuple[Rank, ...]:
+def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...]:
     """Who gets what on this machine.
 
     Each of the first ranks has a GPU of its own; ranks beyond the GPUs have none, and take no part
@@ -217,11 +176,8 @@ def place(
         gpus: the GPUs to use, at most one per rank.
         n: number of ranks; None: one per GPU, or 2 CPU ranks where there is none.
         num_cores: cores to divide among the ranks; each rank has at least one thread.
-        cpus: those that this process may run on; none of them is given to a rank if this is empty.
     """
     size = n or len(gpus) or 2
-    num_threads = max(1, num_cores // size)
-    near = [_near(gpus[i], cpus) if i < len(gpus) else () for i in range(size)]
     return tuple(
         Rank(
             rank=i,
@@ -231,28 +187,7 @@ def place(
             host=socket.gethostname(),
             device="cuda:0" if i < len(gpus) else "cpu",
             gpu=gpus[i] if i < len(gpus) else None,
-            num_threads=num_threads,
-            # None where a node has too few for its ranks: half of the machine would do nothing.
-            cpus=near[i] if len(near[i]) >= num_threads * near.count(near[i]) else (),
+            num_threads=max(1, num_cores // size),
         )
         for i in range(size)
     )
-
-
-def _near(gpu: Gpu, cpus: Collection[int]) -> tuple[int, ...]:
-    """The CPUs of a GPU's own NUMA node; none where all are, or that is not known."""
-    near = tuple(cpu for cpu in gpu.cpus if cpu in cpus)
-    return near if len(near) < len(cpus) else ()
-
-
-def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
-    """The ranks that train: those with a GPU of their own, or all where no rank has one."""
-    with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
-    return with_gpu or tuple(rank.rank for rank in ranks)
-
-
-def device_names(ranks: Iterable[Rank]) -> tuple[str, ...]:
-    """What each of these ranks computes on: "cuda:0 NVIDIA H200", numbered as on its machine, or
-    "CPU"."""
-    gpus = [rank.gpu for rank in ranks]
-    return tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)

@@ -1,28 +1,27 @@
 """What client and starter send each other. Runs anywhere; the standard library only.
 
-Each is one line of JSON (`json_lines.py`): {"kind": "spawned", "name": "rank 0", "pid": 4711}.
+Each is one line of JSON: {"kind": "spawned", "name": "rank 0", "pid": 4711}.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
-
-from gpupool.core.machine.locks import Owner
+from typing import Any, get_args
 
 STARTER, CONTROLLER = "starter", "controller"
-RANK = "rank "  # with its number behind it
+_RANK = "rank "  # with its number behind it
 
 
 def process_of(rank: int) -> str:
     """The name of a rank's process."""
-    return f"{RANK}{rank}"
+    return f"{_RANK}{rank}"
 
 
 def rank_of(process: str) -> int | None:
     """The rank of a process of this name; None if it is of none."""
-    return int(process.removeprefix(RANK)) if process.startswith(RANK) else None
+    return int(process.removeprefix(_RANK)) if process.startswith(_RANK) else None
 
 
 # ---- from the client to the starter ----------------------------------------------------------
@@ -60,16 +59,9 @@ class Spawn:
 
 
 @dataclass(frozen=True)
-class Signal:
-    """Send a signal to the process of this name, if it is there."""
-
-    name: str
-    number: int
-
-
-@dataclass(frozen=True)
 class Kill:
-    """Kill the processes of these names, also those that are still to come; see `Killed`."""
+    """Kill the processes of these names, with all they have forked, also those still to come;
+    answered by `Killed`."""
 
     names: Sequence[str]
 
@@ -89,11 +81,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Locked:
-    """The devices that are locked now, and those that are not, with their owners."""
+    """The devices that are locked now, and those that are not, with their owners in words."""
 
     devices: Sequence[str]
-    others: Mapping[str, Owner]
-    error: str = ""
+    others: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -106,7 +97,7 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Killed:
-    """Answers `Kill`: of these names none is still to come; ends are reported after it."""
+    """Of the names of a `Kill` none is still to come; ends are reported after it."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,19 @@ class Stopped:
     """Nothing of the pool is left."""
 
 
-Command = Open | Lock | Spawn | Signal | Kill | Stop
-Event = Ready | Locked | Spawned | Killed | Exited | Stopped
-COMMANDS: tuple[type[Command], ...] = get_args(Command)
-EVENTS: tuple[type[Event], ...] = get_args(Event)
+Line = Open | Lock | Spawn | Kill | Stop | Ready | Locked | Spawned | Killed | Exited | Stopped
+_KINDS: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
+
+
+def encode(line: Line) -> bytes:
+    """A line as it crosses: its kind and its fields."""
+    return json.dumps({"kind": type(line).__name__.lower(), **vars(line)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> Line | None:
+    """A line that has come; None if it is none: what a `sitecustomize` prints goes the same way."""
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        return _KINDS[fields.pop("kind")](**fields)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -290,7 +289,7 @@ class Engines:
         """End the engine of a rank, whatever it does. It is reported as lost for this reason."""
         with self.changed:
             self._engines[rank].doom = reason
-        self.launch.signal(rank, signal.SIGKILL)
+        self.launch.kill_engines([rank], waits=False)
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""

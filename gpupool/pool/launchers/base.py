@@ -21,21 +21,18 @@ class Launcher(Protocol):
     """The running processes of one pool. Made with an `OnExit`, and one is called for each end."""
 
     folder: Path  # private, and gone with the pool; every rank of the host can read it
+    client_file: Path  # what a client needs to connect to the controller
+    pids: Mapping[str, int]  # by the names of `core/wire/starter.py`
     preloaded: threading.Event  # engines can be started without waiting for torch
 
-    @property
-    def pids(self) -> Mapping[str, int]:
-        """The process ids, by the names of `core/wire/starter.py`."""
-
-    @property
-    def client_file(self) -> Path:
-        """What a client needs to connect to the controller."""
-
     def is_controller_up(self) -> bool:
-        """Whether that file is there, to the last byte."""
+        """Whether `client_file` is there, to the last byte."""
 
     def require_folder(self) -> None:
         """Raise PoolError if the folder was removed."""
+
+    def log_path(self, name: str) -> Path:
+        """The log of a process."""
 
     def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
         """Lock `number` of these GPUs for the pool, and say which; PlacementError names owners."""
@@ -46,26 +43,19 @@ class Launcher(Protocol):
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start an engine for each of these ranks, new ones too; returns at once."""
 
-    def signal(self, rank: int, number: int = signal.SIGINT) -> None:
-        """Send a signal to the engine of a rank."""
-
-    def kill_engines(self, ranks: Iterable[int]) -> None:
-        """Kill the engines of these ranks; returns when they are gone."""
-
-    def log_path(self, name: str) -> Path:
-        """The log of a process."""
+    def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
+        """Kill the engines of these ranks; returns when none is there, nor will be, or at once."""
 
     def stop(self, *, for_good: bool = False) -> None:
-        """End every process; `for_good`: nothing is kept warm for the next pool."""
+        """End every process and remove the folder; `for_good`: nothing is kept warm. May be called
+        again."""
 
 
 def exit_reason(status: int, cause: str = "") -> str:
     """How a process ended, in words.
 
-    >>> exit_reason(-9), exit_reason(1)
-    ('was killed by SIGKILL', 'ended with exit status 1')
-    >>> exit_reason(-9, "out of host memory")
-    'was killed by SIGKILL (out of host memory)'
+    >>> exit_reason(-9, "out of host memory"), exit_reason(1)
+    ('was killed by SIGKILL (out of host memory)', 'ended with exit status 1')
     """
     words = f" ({cause})" if cause else ""
     if status < 0:

@@ -10,23 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import OptionsError, PlacementError
-from gpupool.core.machine.gpu_setup import little_shared_memory
-from gpupool.core.machine.gpus import discover
-from gpupool.core.machine.limits import num_usable_cores, usable_cpus
-from gpupool.core.machine.locks import too_few_text
-from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place, training_ranks
-from gpupool.core.machine.uses import computing, holder_text, taken_by_others
+from gpupool.core.machine.gpus import discover, other_users
+from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
+from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place
 from gpupool.core.options.pool_options import PoolOptions
-
-Lock = Callable[[Sequence[str], int], list[str]]
-"""(uuids, number) -> the `number` of these GPUs, in order, that are now locked for this pool.
-
-Raises PlacementError, naming the owner, if fewer are free.
-"""
-
-
-# More would take a minute to fail for want of processes; a rank of CPU work needs a core.
-_MOST_RANKS, _RANKS_OF_A_CORE = 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +35,7 @@ class Placement:
 
 def place_ranks(
     options: PoolOptions,
-    lock: Lock,
+    lock: Callable[[Sequence[str], int], list[str]],
     *,
     found: Discovery | None = None,
     num_cores: int | None = None,
@@ -60,7 +47,8 @@ def place_ranks(
     user computes is not free, whether a pool does or not; `force` shares it.
 
     Args:
-        lock: called once, if a GPU is to be used, as the last thing that can fail.
+        lock: called once, if a GPU is to be used, as the last thing that can fail: (UUIDs, number)
+            -> the `number` of these GPUs, in order, that are now locked for this pool.
         found: the GPUs of this machine; None asks the driver.
         num_cores: cores to divide among the ranks; None asks the system.
 
@@ -80,16 +68,9 @@ def place_ranks(
             f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.", "no GPU", "device"
         )
     size = options.n or len(gpus)
-    cores = num_usable_cores() if num_cores is None else num_cores
-    most = max(_MOST_RANKS, cores * _RANKS_OF_A_CORE)
-    if size > most:
-        raise PlacementError(
-            f"n={size}: this machine has {cores} cores, and a pool at most {most:,} ranks here.",
-            "too many",
-            "n",
-        )
-    if options.backend == "nccl" and (not gpus or size > len(gpus)):
-        have = f"{len(gpus)} can be used" if gpus else why_cpu
+    num_cards = len({gpu.card for gpu in gpus})  # NCCL joins no instances of one GPU
+    if options.backend == "nccl" and (not gpus or size > num_cards):
+        have = f"{num_cards} can be used" if gpus else why_cpu
         raise OptionsError(
             f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'.",
             "no GPU",
@@ -102,46 +83,44 @@ def place_ranks(
             candidates = _free(candidates, number)
         chosen = lock([gpu.uuid for gpu in candidates], number)
         gpus = [gpu for gpu in gpus if gpu.uuid in chosen]
-    ranks = place(gpus, options.n, cores, usable_cpus() if num_cores is None else ())
-    return _with_backends(options.backend, ranks, why_cpu)
+    cores = num_usable_cores() if num_cores is None else num_cores
+    return _with_backends(options.backend, place(gpus, options.n, cores), why_cpu)
+
+
+def too_few(why: str, free: int, num_gpus: int, number: int, kind: str) -> PlacementError:
+    """That `free` of `num_gpus` GPUs can be had and not `number`, for which reason, what to do."""
+    take = f"`-n {free}` takes those" if free else "`--cpu` starts CPU ranks"
+    return PlacementError(
+        f"You asked for {number} of {num_gpus} GPUs, and {free} can be had; {why}. {take}; "
+        "--force (force=True) shares the GPUs.",
+        kind,
+    )
 
 
 def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
     """The candidates on which no other user computes, those that nobody uses first."""
-    taken = taken_by_others(candidates)
+    taken = [gpu for gpu in candidates if other_users(gpu)]
     free = [gpu for gpu in candidates if gpu not in taken]
     if len(free) < number:
-        holders = {gpu.label: ", ".join(map(holder_text, gpu.processes)) for gpu in taken}
-        whose = "; ".join(f"GPU {label} is in use by {who}" for label, who in holders.items())
-        raise PlacementError(too_few_text(whose, len(free), len(candidates), number), "in use")
-    return sorted(free, key=lambda gpu: bool(computing(gpu.processes)))
+        holders = [(gpu.label, ", ".join(map(str, gpu.processes))) for gpu in taken]
+        whose = "; ".join(f"GPU {label} is in use by {who}" for label, who in holders)
+        raise too_few(whose, len(free), len(candidates), number, "in use")
+    return sorted(free, key=lambda gpu: bool(gpu.processes))
 
 
 def _with_backends(wanted: str, ranks: tuple[Rank, ...], why_cpu: str) -> Placement:
     """NCCL among ranks that have a GPU each, gloo as soon as one without is in the group."""
-    training = training_ranks(ranks)
     gpus = [rank.gpu for rank in ranks if rank.gpu]
-    found = [little_shared_memory()] if len(gpus) > 1 else []
+    training = tuple(rank.rank for rank in ranks if rank.gpu or not gpus)
+    notes = [little_shared_memory()] if len(gpus) > 1 else []
     among_training = wanted if wanted != "auto" else "nccl" if gpus else "gloo"
-    if among_training == "nccl" and _share_a_gpu(gpus):
-        if wanted == "nccl":
-            raise OptionsError(
-                "backend='nccl' does not join several instances of one GPU. Use 'gloo' or 'auto', "
-                "or one instance of each GPU.",
-                "no GPU",
-                "backend",
-            )
+    if among_training == "nccl" and len({gpu.card for gpu in gpus}) < len(gpus):
         among_training = "gloo"
-        found.append(
+        notes.append(
             "Several ranks have instances of one GPU, which NCCL does not join: they communicate "
             "by gloo, which is slower."
         )
     among_all = among_training if len(training) == len(ranks) else "gloo"
-    notes = tuple(filter(None, found))
-    return Placement(ranks, training, among_all, among_training, why_cpu, notes)
-
-
-def _share_a_gpu(gpus: Sequence[Gpu]) -> bool:
-    """Whether two of these are instances of one GPU."""
-    parents = [gpu.parent_uuid for gpu in gpus if gpu.parent_uuid]
-    return len(set(parents)) < len(parents)
+    return Placement(
+        ranks, training, among_all, among_training, why_cpu, tuple(filter(None, notes))
+    )

@@ -43,7 +43,7 @@ def test_a_process_cannot_draw_by_its_name(driver: DriverOn) -> None:
 
 
 def test_eight_gpus_as_the_driver_counts_them(driver: DriverOn) -> None:
-    driver.show(*(gpu(n, cpus=[2 * n, 2 * n + 1], utilization=n) for n in range(8)))
+    driver.show(*(gpu(n, utilization=n) for n in range(8)))
     found = driver.run(discover)
     assert found.why_none == ""
     assert [one.label for one in found.usable] == list("01234567")
@@ -51,15 +51,20 @@ def test_eight_gpus_as_the_driver_counts_them(driver: DriverOn) -> None:
     assert (last.uuid, last.name) == (str(gpu(7)["uuid"]), "NVIDIA H100 80GB HBM3")
     assert (last.total_memory_bytes, last.used_memory_bytes) == (80 * GIB, 0)
     assert (last.utilization_percent, last.temperature_c) == (7, 31)
-    assert (last.compute_capability, last.cpus) == ("9.0", (14, 15))
+    assert last.compute_capability == "9.0"
 
 
 def test_instances_are_found_where_there_are_gaps(driver: DriverOn) -> None:
     driver.show(mig_gpu(0, {0: "1g", 3: "3g"}), mig_gpu(1, {}), gpu(2))
     found = driver.run(discover)
     assert [one.label for one in found.usable] == ["0:0", "0:3", "2"]
-    assert found.usable[1].parent_uuid == gpu(0)["uuid"]
+    first = found.usable[0]
+    assert (first.card, first.uuid[:4], first.name) == (gpu(0)["uuid"], "MIG-", "1g")
+    assert (first.total_memory_bytes, first.temperature_c) == (20 * GIB, 31)  # of its GPU
+    assert first.compute_capability == "9.0"
     assert found.gpus[2].unavailable == "MIG mode is on and has no instance"
+    driver.show(mig_gpu(1, {}))
+    assert driver.run(discover).why_none == "GPU 0: MIG mode is on and has no instance"
 
 
 def test_a_gpu_that_falls_off_the_bus_while_it_is_watched(driver: DriverOn) -> None:

@@ -97,11 +97,11 @@ def test_a_rank_that_waits_hears_an_interrupt(pool: Pool) -> None:
 
 def test_what_torchrun_sets_is_set(pool: Pool) -> None:
     names = (
-        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME "
-        "ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RESTART_COUNT"
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE "
+        "MASTER_ADDR TORCHELASTIC_RESTART_COUNT"
     )
     found = pool.run(f"import os; [os.environ[name] for name in {names.split()}]")
-    assert found[1] == ["1", "1", "2", "2", "0", "1", "default", "1", "2", "127.0.0.1", "0"]
+    assert found[1] == ["1", "1", "2", "2", "0", "1", "127.0.0.1", "0"]
     ports = pool.run("import os; int(os.environ['MASTER_PORT'])")
     assert ports[0] == ports[1] > 1023
     assert dict(pool.run("dist.is_torchelastic_launched()")) == both(True)

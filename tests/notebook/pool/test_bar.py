@@ -13,7 +13,7 @@ from gpupool.notebook.pool.bar import (
 from gpupool.pool.launchers.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 
-TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], "", None)
+TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], None)
 
 
 def status(found: Discovery, n: int | None = None) -> PoolStatus:
@@ -50,7 +50,7 @@ def test_ranks_that_take_no_part_in_training_are_named() -> None:
 
 def test_a_rank_that_is_being_replaced_has_no_process() -> None:
     reason = "rank 1 was killed by SIGKILL; its variables are lost."
-    shown = replace(status(survey([], NO_DRIVER, None)), state="replacing", reason=reason)
+    shown = replace(status(Discovery((), NO_DRIVER)), state="replacing", reason=reason)
     shown = replace(shown, pids={0: 100}, generation=2)
     head, told, first, second = status_text(shown).splitlines()
     assert head.startswith("Pool of 2: replacing, CPU ranks")

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpupool.core.errors import GpuPoolError, OptionsError, PlacementError
+from gpupool.core.errors import OptionsError, PlacementError
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.pool.launchers.placement import Placement, place_ranks
 from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]
-FOUR = survey(GPUS, "", None)
-NONE = survey([], NO_DRIVER, None)
+FOUR = survey(GPUS, None)
+NONE = Discovery((), NO_DRIVER)
 
 
 def lock_but(*taken: str) -> Callable[[Sequence[str], int], list[str]]:
@@ -85,37 +85,14 @@ def test_cpu_ranks_where_there_is_no_gpu_and_the_reason() -> None:
     assert uuids(placement) == [None, None]
     assert placement.training_ranks == (0, 1)
     assert placement.why_cpu == "no NVIDIA driver"
-    assert placed(survey(GPUS, "", "")).why_cpu.startswith("CUDA_VISIBLE_DEVICES='' names no GPU")
+    assert placed(survey(GPUS, "")).why_cpu.startswith("CUDA_VISIBLE_DEVICES='' names no GPU")
 
 
-@pytest.mark.parametrize(
-    ("found", "options", "error", "name", "shown"),
-    [
-        (
-            NONE,
-            {"device": "gpu"},
-            PlacementError,
-            "device",
-            (NO_DRIVER, "`%gpupool start --cpu`"),
-        ),
-        (
-            FOUR,
-            {"backend": "nccl", "n": 5},
-            OptionsError,
-            "backend",
-            (" 4 ", "'gloo'"),
-        ),
-    ],
-)
-def test_what_cannot_be_had_is_refused_before_anything_is_locked(
-    found: Discovery,
-    options: dict[str, Any],
-    error: type[GpuPoolError],
-    name: str,
-    shown: tuple[str, ...],
-) -> None:
+def test_what_cannot_be_had_is_refused_before_anything_is_locked() -> None:
     def never(uuids: Sequence[str], number: int) -> list[str]:
         raise AssertionError("locked")
 
-    with raises(error, "no GPU", name, shown=shown):
-        place_ranks(PoolOptions(**options), never, found=found, num_cores=8)
+    with raises(PlacementError, "no GPU", "device", shown=(NO_DRIVER, "`%gpupool start --cpu`")):
+        place_ranks(PoolOptions(device="gpu"), never, found=NONE)
+    with raises(OptionsError, "no GPU", "backend", shown=(" 4 ", "'gloo'")):
+        place_ranks(PoolOptions(backend="nccl", n=5), never, found=FOUR)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from gpupool.core.errors import GpuPoolError
+from gpupool.core.errors import OptionsError, PlacementError
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Prepare, RunSource
-from gpupool.pool import session
 from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.launchers.placement import Placement, place_ranks
@@ -28,6 +27,7 @@ from tests.servers.nvidia_driver import (
     process_of_another_user,
 )
 from tests.support.processes import gone, until
+from tests.support.raising import raises
 
 FULL = (57 * GIB, 80 * GIB)
 
@@ -40,15 +40,6 @@ def place(options: PoolOptions) -> Placement:
     return place_ranks(options, lock)
 
 
-def refusal(options: PoolOptions) -> tuple[str, str]:
-    """Kind and text of the error of a placement."""
-    try:
-        place(options)
-    except GpuPoolError as error:
-        return error.kind, str(error)
-    return "", ""
-
-
 def labels(placement: Placement) -> list[str]:
     return [rank.gpu.label if rank.gpu else "-" for rank in placement.ranks]
 
@@ -57,20 +48,15 @@ def placed(driver: DriverOn, **options: Any) -> Placement:
     return driver.run(place, PoolOptions(**options))
 
 
-def refused(driver: DriverOn, **options: Any) -> tuple[str, str]:
-    return driver.run(refusal, PoolOptions(**options))
-
-
 def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: DriverOn) -> None:
     with process_of_another_user() as pid:
         driver.show(gpu(0), gpu(1, memory=FULL, compute={pid: FULL[0]}), gpu(2))
         assert labels(placed(driver, n=2)) == ["0", "2"]
-        kind, text = refused(driver)
-        assert kind == "in use"
-        assert text.startswith("You asked for 3 of 3 GPUs, and 2 can be had; GPU 1 is in use by ")
-        assert f" {pid} (" in text
-        assert "`-n 2`" in text
-        assert refused(driver, gpus=("1",))[0] == "in use"
+        said = "You asked for 3 of 3 GPUs, and 2 can be had; GPU 1 is in use by "
+        with raises(PlacementError, "in use", shown=(said, f" {pid} (", "`-n 2`")):
+            placed(driver)
+        with raises(PlacementError, "in use"):
+            placed(driver, gpus=("1",))
         assert labels(placed(driver, force=True)) == ["0", "1", "2"]
 
 
@@ -80,7 +66,8 @@ def test_instances_of_one_gpu_use_gloo(driver: DriverOn) -> None:
     assert labels(placement) == ["0:0", "0:2", "1"]
     assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
     assert any("instances of one GPU" in note for note in placement.notes)
-    assert refused(driver, backend="nccl")[0] == "no GPU"
+    with raises(OptionsError, "no GPU", "backend", shown=" 2 can be used"):
+        placed(driver, backend="nccl")
 
 
 # ---- engines whose GPUs are the driver's alone -------------------------------------------------
@@ -107,15 +94,11 @@ def stop() -> None:
     _engines.stop()
 
 
-def cell(source: str) -> list[tuple[Any, str]]:
-    """For each rank the value of a cell, or the hint of its error."""
+def values(source: str) -> list[Any]:
+    """The value of a cell on each rank."""
     assert _engines is not None
     calls = [_engines.call(rank, RunSource(source, None)) for rank in range(2)]
-    replies = [call.result(60) for call in calls]
-    return [
-        (None, reply.raised.error.hint) if reply.raised else (literal_eval(reply.value.text), "")
-        for reply in replies
-    ]
+    return [literal_eval(call.result(60).value.text) for call in calls]
 
 
 def restart(rank: int) -> float:
@@ -128,41 +111,28 @@ def restart(rank: int) -> float:
 
 @pytest.fixture
 def pids(driver: DriverOn) -> Iterator[dict[int, int]]:
-    """The ranks on two GPUs, each next to half of the CPUs."""
-    driver.show(*NODES)
+    """The ranks on two GPUs."""
+    driver.show(gpu(0), gpu(1))
     yield driver.run(start)
     driver.run(stop)
 
 
-CPUS = sorted(os.sched_getaffinity(0))
-HALVES = CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :]
-NODES = [gpu(n, cpus=half) for n, half in enumerate(HALVES)]
-
-
-def test_a_rank_sees_its_gpu_alone_and_runs_near_to_it(
-    driver: DriverOn, pids: dict[int, int]
-) -> None:
-    seen = driver.run(
-        cell, "import os\n(os.environ['CUDA_VISIBLE_DEVICES'], os.sched_getaffinity(0))"
-    )
-    for rank, half in enumerate(HALVES):
-        expected = set(half) if HALVES[0] else set(CPUS)
-        assert seen[rank][0] == (gpu(rank)["uuid"], expected)
-    # these engines are no pool of the notebook's
-    assert repr(driver.run(session.gpus)).count("no: in use by another pool") == 2
+def test_a_rank_sees_its_gpu_alone(driver: DriverOn, pids: dict[int, int]) -> None:
+    seen = driver.run(values, "import os\nos.environ['CUDA_VISIBLE_DEVICES']")
+    assert seen == [gpu(0)["uuid"], gpu(1)["uuid"]]
 
 
 def test_a_new_rank_begins_when_the_driver_shows_the_one_before_no_more(
     driver: DriverOn, pids: dict[int, int]
 ) -> None:
-    driver.show(NODES[0], gpu(1, compute={pids[1]: FULL[0]}))
+    driver.show(gpu(0), gpu(1, compute={pids[1]: FULL[0]}))
     freed_at: list[float] = []
 
     def free() -> None:
         until(lambda: gone(pids[1]), 30.0, "the end of the rank before")
         time.sleep(0.5)  # as long as the driver takes
         freed_at.append(time.clock_gettime(time.CLOCK_BOOTTIME))
-        driver.show(*NODES)
+        driver.show(gpu(0), gpu(1))
 
     frees = threading.Thread(target=free)
     frees.start()
