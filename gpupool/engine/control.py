@@ -29,7 +29,7 @@ from gpupool.core.wire.requests import (
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
-from gpupool.engine.group import forming, location, rendezvous
+from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import log
 
@@ -127,7 +127,7 @@ def _abort(number: int | None) -> None:
     # First of all, so that the call cannot take the failed collective for a reason to try again.
     if number is not None:
         calls.interrupt(number)
-    rendezvous.give_up_waiting()
+    forming.give_up_waiting()
     abort_collectives()
 
 

@@ -58,15 +58,6 @@ def test_a_ddp_model_goes_on_after_an_error_in_the_middle_of_a_backward_pass(poo
         assert set(dict(pool3.run(DDP, timeout_s=20)).values()) == {8.0}
 
 
-def test_one_whose_parameters_were_frozen_since_says_to_make_it_again(pool3: Pool) -> None:
-    """A wrapper made now would leave their gradients out for good."""
-    pool3.run("model.bias.requires_grad_(False)")
-    fail(pool3, "if rank == 1: raise ValueError('typo')\ndist.barrier()")
-    pool3.run("model.bias.requires_grad_(True)")
-    with raises(SpmdError, EARLIER):
-        pool3.run(DDP, timeout_s=20)
-
-
 @pytest.mark.parametrize("use", [*USES.values(), SUB.format(1, "without_1")])
 def test_whichever_is_used_there_is_one_error_that_says_to_make_it_again(
     pool3: Pool, use: str

@@ -55,7 +55,7 @@ def describe(error: BaseException) -> Raised:
     is_freed = collective and was_interrupted
     if collective and isinstance(error, KeyboardInterrupt):
         _end_before_torch(error)
-    is_earlier = _is_collective(error) and forming.is_of_earlier(text_of(error), frames)
+    is_earlier = _is_collective(error) and forming.is_of_earlier(frames)
     _trim(error)
     hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())

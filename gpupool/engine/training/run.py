@@ -17,8 +17,8 @@ from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine.batches.share import Share
+from gpupool.engine.group.abort import CompletedSteps
 from gpupool.engine.group.forming import World
-from gpupool.engine.group.unfinished import CompletedSteps
 from gpupool.engine.numerics.batch_norm import plain_batch_norm, sync_batch_norm
 from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer

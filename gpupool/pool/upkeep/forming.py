@@ -21,7 +21,7 @@ from gpupool.pool.engines.engines import Engines
 from gpupool.pool.launchers.base import DIE_S
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
-_ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
+_ABORT_S = 10.0  # NCCL's waits for its kernels
 # To form a group on gloo takes milliseconds. NCCL looks at the machine's topology and connects each
 # GPU to each other one. To join, a rank on NCCL finishes its aborts.
 _JOIN_S = {"gloo": 30.0, "nccl": _ABORT_S + 5.0}
