@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -87,9 +86,12 @@ def _do(call: Call[Any]) -> Reply[Any]:
             return _around(lambda: Reply(sync.sync(asked)), asked.bindings)
         case _:
             # Samples are made on the CPU, whatever default device a cell has set.
-            is_usual = torch.get_default_device().type == "cpu"
-            with nullcontext() if is_usual else torch.device("cpu"):
+            device = torch.get_default_device()
+            torch.set_default_device(None)
+            try:
                 return _train_or_infer(call)
+            finally:
+                torch.set_default_device(None if device.type == "cpu" else device)
     return Reply(None)
 
 

@@ -223,8 +223,7 @@ def give_up_waiting() -> None:
     """Have this rank wait no longer for others that do not come; from any thread."""
     _give_up.set()
     if _store is not None:
-        # a FileStore looks at it again and again
-        _store.set_timeout(datetime.timedelta(seconds=_POLL_S))
+        _store.set_timeout(datetime.timedelta(seconds=_POLL_S))  # a FileStore looks again
 
 
 @dataclass(frozen=True, slots=True)
