@@ -7,6 +7,7 @@ that torch or anything else here will ever see.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib
 import json
@@ -23,12 +24,11 @@ from threadpoolctl import threadpool_limits
 from gpupool.core import current
 from gpupool.core.errors import DataError
 from gpupool.core.progress import draw_with
+from gpupool.core.wire import invoke
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
 from gpupool.engine.output.emit import open_drawing
 from gpupool.engine.process import this_rank
-
-_LOOP_STOPPED = "Event loop stopped before Future completed."
 
 
 def main() -> None:
@@ -51,12 +51,13 @@ def main() -> None:
     draw_as_in_a_terminal()
     draw_with(open_drawing)
     current.is_on_rank = lambda: True
-    entry.serve_calls()
+    invoke.serve = entry.serve
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)
     except RuntimeError as error:
-        if str(error) != _LOOP_STOPPED:  # what tornado makes of the starter's signal
+        # what tornado makes of the starter's signal
+        if str(error) != "Event loop stopped before Future completed.":
             raise
 
 
@@ -91,10 +92,8 @@ def _wait_for_whole_file(connection_file: Path) -> None:
 
     After a minute IPEngine continues and says what is missing.
     """
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
+    for _ in range(3000):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             json.loads(connection_file.read_text())
             return
-        except (FileNotFoundError, ValueError):
-            time.sleep(0.02)
+        time.sleep(0.02)

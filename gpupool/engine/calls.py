@@ -21,25 +21,22 @@ from gpupool.core.wire.replies import Reply
 from gpupool.engine.shell.cell_names import LIBRARIES
 
 _POLL_S = 0.02
-_MOST_HELD_S = 5.0  # what takes longer may hang; the pool ends a rank that does not react in 10 s
 _STUB = invoke.__code__.co_filename  # under every call
 
 _current: int | None = None
-_waiting: int | None = None  # the call that is interrupted in a moment
 _interrupted: int | None = None  # the call that was interrupted last
-_held_at: float | None = None  # since when the main thread must not be cut off
 _unmet: set[int] = set()  # calls that were to be interrupted and did not run: over, or to come
 _lock = threading.Lock()
 
 
 def serve(number: int, work: Callable[[], Reply[Any]]) -> Reply[Any]:
     """What `work` returns; until then `interrupt(number)` ends it."""
-    global _current, _held_at
+    global _current
     with _lock:
-        _current, _held_at = number, None
+        _current = number
         if number in _unmet:
             _unmet.discard(number)
-            _begin_waiting(number)
+            _interrupt_later(number)
     # here: a loop under torchrun imports this file, and may have no ipykernel
     from gpupool.engine.output import streams
 
@@ -62,39 +59,15 @@ def interrupt(number: int | None) -> None:
 
     If it has not begun, that is done when it does; a call that is over has no second beginning.
     For another thread. Also wakes a thread that sleeps or reads. While a library is being imported
-    it waits for the end of that: half of a package would stay in this process for good. So it does
-    from `hold` to `release`.
+    it waits for the end of that: half of a package would stay in this process for good.
     """
     with _lock:
         if number not in (None, _current):
             _unmet.add(number)
-        elif _current is not None and not _is_busy():
+        elif _current is not None and not imports():
             _send()
         elif _current is not None:
-            _begin_waiting(_current)
-
-
-def hold() -> None:
-    """What comes now, for a few seconds at most, is not to be cut off; for the main thread."""
-    global _held_at
-    with _lock:
-        _held_at = time.monotonic()
-
-
-def release() -> None:
-    """It is complete: an interrupt that has come meanwhile strikes here."""
-    global _held_at, _waiting
-    with _lock:
-        _held_at = None
-        if _waiting is not None and _waiting == _current:
-            _waiting = None
-            _send()
-
-
-def _is_busy() -> bool:
-    """Whether an interrupt has to wait."""
-    is_held = _held_at is not None and time.monotonic() - _held_at < _MOST_HELD_S
-    return is_held or imports()
+            _interrupt_later(_current)
 
 
 def imports() -> bool:
@@ -118,28 +91,24 @@ def is_interrupted() -> bool:
 def _send() -> None:
     global _interrupted
     main = threading.main_thread().ident
-    if main is not None:
-        _interrupted = _current
-        signal.pthread_kill(main, signal.SIGINT)
-
-
-def _begin_waiting(number: int) -> None:
-    """Interrupt the call in a moment: when it has begun, its import or `hold` has ended."""
-    global _waiting
-    if _waiting != number:
-        _waiting = number
-        threading.Thread(target=_interrupt_later, args=[number], daemon=True).start()
+    assert main is not None
+    _interrupted = _current
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def _interrupt_later(number: int) -> None:
-    global _waiting
-    while _waiting == _current == number:
-        time.sleep(_POLL_S)
-        with _lock:
-            if _waiting == _current == number and not _is_busy():
-                _waiting = None
-                _send()
-                return
+    """Interrupt the call in a moment: when it has begun, or its import has ended."""
+
+    def wait() -> None:
+        while _current == number:
+            time.sleep(_POLL_S)
+            with _lock:
+                if _current == number and not imports():
+                    if _interrupted != number:  # else another one has waited for the same
+                        _send()
+                    return
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def over() -> None:
@@ -161,9 +130,6 @@ def is_over() -> bool:
 def uninterrupted() -> Iterator[None]:
     """A block that no interrupt cuts off; those that come meanwhile do nothing."""
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
-        return
     _be_deaf()
     try:
         yield

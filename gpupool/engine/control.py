@@ -30,7 +30,7 @@ from gpupool.core.wire.requests import (
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
-from gpupool.engine.group import forming, location, rendezvous
+from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import streams
 
@@ -77,7 +77,7 @@ def _do(request: ControlRequest[Any]) -> Any:
         case Abort(number):
             if number is not None:  # first: it may not take the failure for a reason to try again
                 calls.interrupt(number)
-            rendezvous.give_up_waiting()
+            forming.give_up_waiting()
             abort_collectives()
         case Where(glance):
             return location.locate(glance)

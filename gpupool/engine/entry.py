@@ -1,14 +1,15 @@
-"""Every function the client may call on an engine: the whole remote interface on one page.
+"""Every call that the client may make of an engine: the whole remote interface on one page.
 
-Runs on engines. Each serves the calls of one type of `gpupool/core/wire/calls.py`, which says what
-they mean; what it raises becomes a reply too. Work is done elsewhere. What only a training needs is
-imported by it: the first engines do not wait for it (`pool/launchers/starter.py`).
+Runs on engines. `gpupool/core/wire/calls.py` says what the calls mean; what they raise becomes a
+reply too. Work is done elsewhere. What only a training needs is imported by it: the first engines
+do not wait for it (`pool/launchers/starter.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,203 +18,22 @@ import torch
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.wire import calls as wire
-from gpupool.core.wire import invoke
 from gpupool.core.wire.calls import Call
-from gpupool.core.wire.pickles import Packed
-from gpupool.core.wire.replies import (
-    CodeReply,
-    DebugReply,
-    Reply,
-    TrainReply,
-    Value,
-)
-from gpupool.core.wire.values import Bindings, ValueInfo
+from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.torch_settings import torch_settings
+from gpupool.core.wire.values import Bindings, Place
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming
 from gpupool.engine.output import status, streams
-from gpupool.engine.process import end_at_once, follow_torch, this_rank
+from gpupool.engine.process import this_rank
 
-_functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
-
-
-def _serves(
-    kind: type[Call[Value]],
-) -> Callable[[Callable[[Any], Reply[Value]]], Callable[[Any], Reply[Value]]]:
-    """Have a function serve the calls of this type; its reply is theirs."""
-
-    def register(function: Callable[[Any], Reply[Value]]) -> Callable[[Any], Reply[Value]]:
-        _functions[kind] = function
-        return function
-
-    return register
+_heard = torch_settings()  # what the notebook's torch was set to when a call came last
 
 
-@_serves(wire.Prepare)
-def prepare(call: wire.Prepare) -> Reply[None]:
-    """Until here files were made for their owner alone: keys and logs."""
-    variables.follow(call.place)
-    shell: Any = get_ipython()
-    shell.user_ns.update(execute.cell_names(this_rank()))
-    execute.adapt(shell)
-    control.install()
-    end_at_once()
-    status.install(shell.kernel)
-    # its handler drops what is below, but only when each record has been made
-    shell.kernel.log.setLevel(logging.ERROR)
-    streams.mask_log(shell.kernel.log)
-    torchrun.install()
-    return Reply(None)
-
-
-@_serves(wire.WarmUp)
-def warm_up(call: wire.WarmUp) -> Reply[None]:
-    torch.zeros(1, device=this_rank().device)
-    devices.of(this_rank().device).synchronize()
-    return Reply(None)
-
-
-@_serves(wire.JoinGroup)
-def join_group(call: wire.JoinGroup) -> Reply[None]:
-    forming.join()
-    return Reply(None)
-
-
-@_serves(wire.FormGroup)
-def form_group(call: wire.FormGroup) -> Reply[None]:
-    forming.connect(forming.Plan.of(call.plan, this_rank()))
-    return Reply(None)
-
-
-@_serves(wire.RunSource)
-def run_source(call: wire.RunSource) -> Reply[CodeReply]:
-    work = partial(execute.run_source, call.source, call.cell_number, call.waits)
-    return _around(work, call.bindings)
-
-
-@_serves(wire.RunFunction)
-def run_function(call: wire.RunFunction) -> Reply[CodeReply]:
-    load = partial(variables.load, call.packed, call.sources)
-    return _around(lambda: execute.run_function(load), call.bindings)
-
-
-@_serves(wire.DebugCommand)
-def debug_command(call: wire.DebugCommand) -> Reply[DebugReply]:
-    return Reply(debug.command(call.line))
-
-
-@_serves(wire.Receive)
-def receive(call: wire.Receive) -> Reply[Mapping[int, str]]:
-    return Reply(variables.receive(call.values))
-
-
-@_serves(wire.Bind)
-def bind(call: wire.Bind) -> Reply[None]:
-    return _around(lambda: Reply(None), call.bindings)
-
-
-@_serves(wire.Look)
-def look(call: wire.Look) -> Reply[ValueInfo | None]:
-    return Reply(variables.look(call.name, call.path, call.text_chars))
-
-
-@_serves(wire.Attributes)
-def attributes(call: wire.Attributes) -> Reply[Sequence[str]]:
-    return Reply(variables.attributes(call.name, call.path))
-
-
-@_serves(wire.Fetch)
-def fetch(call: wire.Fetch) -> Reply[Packed]:
-    return Reply(variables.fetch(call.name, call.path, call.out_path))
-
-
-@_serves(wire.FetchState)
-def fetch_state(call: wire.FetchState) -> Reply[Packed]:
-    from gpupool.engine import state_sync
-
-    return Reply(state_sync.fetch(call.names, call.out_path))
-
-
-@_serves(wire.SyncState)
-def sync_state(call: wire.SyncState) -> Reply[None]:
-    from gpupool.engine import state_sync
-
-    def work() -> Reply[None]:
-        state_sync.take_over(call.packed)
-        return Reply(None)
-
-    return _around(work, call.bindings)
-
-
-@_serves(wire.Train)
-def train(call: wire.Train) -> Reply[TrainReply]:
-    from gpupool.engine import jobs
-
-    return _by_default_on_cpu(lambda: jobs.train(call))
-
-
-@_serves(wire.Predict)
-def predict(call: wire.Predict) -> Reply[None]:
-    from gpupool.engine import inference
-
-    def run() -> Reply[None]:
-        inference.predict(call.job, call.result_path)
-        return Reply(None)
-
-    return _by_default_on_cpu(run)
-
-
-@_serves(wire.Evaluate)
-def evaluate(call: wire.Evaluate) -> Reply[Mapping[str, float]]:
-    from gpupool.engine import inference
-
-    return _by_default_on_cpu(lambda: Reply(inference.evaluate(call.job)))
-
-
-@_serves(wire.Confusion)
-def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
-    from gpupool.engine import inference
-
-    return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job)))
-
-
-def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:
-    """`work` without the default device that a cell has set: samples are made on CPU."""
-    device = torch.get_default_device()
-    if device.type == "cpu":
-        return work()
-    torch.set_default_device(None)
-    try:
-        return work()
-    finally:
-        torch.set_default_device(device)
-
-
-def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Reply[Value]:
-    """`variables.around`; the reply says also which parcels are lost, and have to be sent again,
-    and whether the pool has to form its group again."""
-    guarded = partial(execute.guarded, work)
-    if bindings is not None:
-        reply = execute.guarded(lambda: variables.around(guarded, bindings))
-        reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
-    else:
-        reply = guarded()
-    device = devices.in_use()
-    if reply.raised is not None and device is not None and device.lags:
-        reply = replace(reply, lags=True)
-    return replace(reply, group_wanting=True) if forming.is_wanting() else reply
-
-
-# ---- how a call comes here --------------------------------------------------------------------
-
-
-def serve_calls() -> None:
-    """Have this process serve what `invoke` asks for."""
-    invoke.serve = _serve
-
-
-def _serve(call: Call[Any]) -> Reply[Any]:
+def serve(call: Call[Any]) -> Reply[Any]:
+    """What this process does when `invoke` asks for it."""
     if call.is_shown:
         shell: Any = get_ipython()
         # ipykernel says it to `sys.stdout`, whoever that is.
@@ -224,8 +44,111 @@ def _serve(call: Call[Any]) -> Reply[Any]:
     def work() -> Reply[Any]:
         if call.reloaded is not None:
             own_modules.load_again(call.reloaded)
-        follow_torch(call.torch_settings)
-        return _functions[type(call)](call)
+        _follow_torch(call.torch_settings)
+        return _do(call)
 
     guarded = partial(execute.guarded, work)
     return guarded() if call.number is None else calls.serve(call.number, guarded)
+
+
+def _do(call: Call[Any]) -> Reply[Any]:
+    match call:
+        case wire.Prepare(place):
+            _prepare(place)
+        case wire.WarmUp():
+            torch.zeros(1, device=this_rank().device)
+            devices.of(this_rank().device).synchronize()
+        case wire.JoinGroup():
+            forming.join()
+        case wire.FormGroup(plan):
+            forming.connect(plan, this_rank())
+        case wire.RunSource(source, cell_number, waits):
+            return _around(partial(execute.run_source, source, cell_number, waits), call.bindings)
+        case wire.RunFunction(packed, sources):
+            load = partial(variables.load, packed, sources)
+            return _around(lambda: execute.run_function(load), call.bindings)
+        case wire.DebugCommand(line):
+            return Reply(debug.command(line))
+        case wire.Receive(values):
+            return Reply(variables.receive(values))
+        case wire.Bind():
+            return _around(lambda: Reply(None), call.bindings)
+        case wire.Look(name, path, text_chars):
+            return Reply(variables.look(name, path, text_chars))
+        case wire.Attributes(name, path):
+            return Reply(variables.attributes(name, path))
+        case wire.Fetch(name, path, out_path):
+            return Reply(variables.fetch(name, path, out_path))
+        case wire.FetchState(names, out_path):
+            from gpupool.engine import state_sync
+
+            return Reply(state_sync.fetch(names, out_path))
+        case wire.SyncState(packed):
+            from gpupool.engine import state_sync
+
+            return _around(lambda: Reply(state_sync.take_over(packed)), call.bindings)
+        case _:
+            # Samples are made on the CPU, whatever default device a cell has set.
+            device = torch.get_default_device()
+            torch.set_default_device(None)
+            try:
+                return _train_or_infer(call)
+            finally:
+                torch.set_default_device(None if device.type == "cpu" else device)
+    return Reply(None)
+
+
+def _train_or_infer(call: Call[Any]) -> Reply[Any]:
+    from gpupool.engine import inference, jobs
+
+    match call:
+        case wire.Train():
+            return jobs.train(call)
+        case wire.Predict(job, result_path):
+            inference.predict(job, result_path)
+            return Reply(None)
+        case wire.Evaluate(job):
+            return Reply(inference.evaluate(job))
+        case wire.Confusion(job):
+            return Reply(inference.confusion(job))
+    raise TypeError(f"nobody serves {type(call).__name__}")
+
+
+def _prepare(place: Place) -> None:
+    """Until here files were made for their owner alone: keys and logs."""
+    variables.follow(place)
+    shell: Any = get_ipython()
+    shell.user_ns.update(execute.cell_names(this_rank()))
+    execute.adapt(shell)
+    control.install()
+    # SIGTERM ends a rank that computes, too: ipyparallel hears it when its loop does. The starter's
+    # stop is SIGHUP, which runs what is to run at exit.
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    status.install(shell.kernel)
+    # its handler drops what is below, but only when each record has been made
+    shell.kernel.log.setLevel(logging.ERROR)
+    streams.mask_log(shell.kernel.log)
+    torchrun.install()
+
+
+def _follow_torch(settings: Mapping[str, Any]) -> None:
+    """Set what the notebook has set since the last call; what cells here have set stays else."""
+    for setter, value in settings.items():
+        if _heard.get(setter) != value:
+            _heard[setter] = value
+            getattr(torch, setter)(value)
+
+
+def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Reply[Value]:
+    """`variables.around`; the reply says also which parcels are lost, and have to be sent again,
+    and whether the pool has to form its group again."""
+    if bindings is not None:
+        reply = execute.guarded(lambda: variables.around(work, bindings))
+        reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
+    else:
+        reply = execute.guarded(work)
+    device = devices.in_use()
+    if reply.raised is not None and device is not None and device.lags:
+        reply = replace(reply, lags=True)
+    return replace(reply, group_wanting=True) if forming.is_wanting() else reply

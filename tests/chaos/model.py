@@ -7,7 +7,7 @@ two names share, or that is changed in place, is one here too. Nothing of gpupoo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -18,7 +18,6 @@ class No(Enum):
 
     LOST = "the rank that had it was replaced"
     NEVER = "no cell has given it one"
-    POOL = "the pool was stopped"
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,20 @@ class Model:
 
     def __init__(self, world_size: int) -> None:
         self.notebook: dict[str, Any] = {}  # its own values
-        self.handles: set[str] = set()  # its names for what the ranks of this pool have
-        self.gone: set[str] = set()  # and for what those of an earlier pool had
-        self.start(world_size)
-
-    @property
-    def names(self) -> list[str]:
-        """All names of the notebook."""
-        return sorted({*self.notebook, *self.handles, *self.gone})
-
-    def start(self, world_size: int) -> None:
-        """A pool in place of the last one."""
-        self.gone |= self.handles
-        self.handles.clear()
+        self.handles: set[str] = set()  # its names for what the ranks have
         self.ranks: list[dict[str, Any]] = [{} for _ in range(world_size)]
         self._sent: list[dict[str, Any]] = [{} for _ in range(world_size)]
         self._lost: dict[str, set[int]] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """All names of the notebook."""
+        return sorted({*self.notebook, *self.handles})
+
     def run_here(self, source: str, assigns: str = "") -> None:
         """A cell of the notebook's own."""
         exec(source, {}, self.notebook)
-        self._rebind(assigns.split())
+        self.handles -= set(assigns.split())
 
     def run(
         self, source: str, reads: str = "", assigns: str = "", ranks: Iterable[int] | None = None
@@ -70,17 +62,12 @@ class Model:
                     have[name] = copy.deepcopy(self.notebook[name])
                     sent[name] = copy.deepcopy(self.notebook[name])
             exec(source, {"rank": rank, "world_size": len(self.ranks)}, have)
-        self.assigned(assigns.split(), chosen)
-
-    def assigned(self, names: Sequence[str], ranks: Iterable[int]) -> None:
-        """These names have values of these ranks: the notebook's become handles of them."""
-        for name in names:
+        for name in assigns.split():  # the notebook's become handles of what the ranks have
             self.notebook.pop(name, None)
             self._lost.pop(name, None)
-            for rank in ranks:
+            for rank in chosen:
                 self._sent[rank].pop(name, None)
-        self._rebind(names)
-        self.handles |= set(names)
+            self.handles.add(name)
 
     def lose(self, ranks: Iterable[int]) -> None:
         """These ranks were replaced."""
@@ -89,17 +76,8 @@ class Model:
                 self._lost.setdefault(name, set()).add(rank)
             self.ranks[rank], self._sent[rank] = {}, {}
 
-    def sync(self, source: int, name: str) -> None:
-        """All other ranks get a copy of what one has."""
-        for rank, have in enumerate(self.ranks):
-            if rank != source:
-                have[name] = copy.deepcopy(self.ranks[source][name])
-        self._lost.pop(name, None)
-
     def value(self, name: str, rank: int) -> Any:
         """What `name[rank]` is in the notebook: a value, an `Either` or a `No`."""
-        if name in self.gone:
-            return No.POOL
         if name in self.ranks[rank]:
             return self.ranks[rank][name]
         return No.LOST if rank in self._lost.get(name, ()) else No.NEVER
@@ -107,11 +85,3 @@ class Model:
     def whole(self) -> list[str]:
         """Handles of which every rank has a value."""
         return [n for n in sorted(self.handles) if all(n in have for have in self.ranks)]
-
-    def holed(self) -> list[str]:
-        """Handles whose value went with a rank."""
-        return [n for n in sorted(self.handles) if self._lost.get(n)]
-
-    def _rebind(self, names: Iterable[str]) -> None:
-        self.handles -= set(names)
-        self.gone -= set(names)

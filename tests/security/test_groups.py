@@ -7,7 +7,6 @@ were there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.security.lines import Actor
 from tests.security.users import User
 from tests.support.processes import until
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 GATHER = """
@@ -33,47 +32,29 @@ WAYS = {  # in which a cell makes a group
 }
 IN_COLLECTIVE = "if rank == 1: raise ValueError('typo')\ndist.all_reduce(torch.ones(1))"
 LIMIT_S = 120.0  # longer than all attempts to form a group may take
-MANY = pytest.mark.parametrize(
-    "times", [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
-)
+TIMES = 50  # each is tried
 
 
 class Attack:
-    """Bob's hijacker while it runs."""
+    """Bob's hijacker, who watches as soon as it is there."""
 
     def __init__(self, alice: User, bob: User) -> None:
-        self._alice, self._bob = alice, bob
         self.proof = bob.folder / f"proof{bob.num_actors}"  # made by his code, were it run
-        self.actor: Actor | None = None
-
-    def begin(self) -> None:
-        """Have him watch."""
-        self.actor = actor = self._bob.act("attackers", "hijacker", self._alice.uid, self.proof)
-        until(lambda: actor.do("report")["looked"] > 0, 5.0, "his watching")
+        self.actor = bob.act("attackers", "hijacker", alice.uid, self.proof)
+        until(lambda: self.actor.do("report")["looked"] > 0, 5.0, "his watching")
 
     def end(self) -> int:
         """End it; how many connections he has begun. Some he never gets: he comes too late."""
-        assert self.actor is not None
         knocked = int(self.actor.do("report")["knocked"])
         self.actor.close()
         return knocked
 
     def check(self, answer: dict[str, Any]) -> None:
         """Fails if his code has run, or if he has read anything."""
-        assert self.actor is not None
         read = self.actor.do("report")["read"]
         ran = self.proof.read_text() if self.proof.exists() else ""
         assert ran == "", f"code of his has run as {ran}; it came to {answer}; he has read {read}"
         assert not any("private" in line for line in read), read
-
-
-@pytest.fixture
-def attack(alice: User, bob: User) -> Iterator[Attack]:
-    """Of Bob on Alice; it has not begun."""
-    attack = Attack(alice, bob)
-    yield attack
-    if attack.actor is not None:
-        attack.actor.close()
 
 
 def has_kept(victim: Actor, values: dict[str, int | None]) -> None:
@@ -82,10 +63,9 @@ def has_kept(victim: Actor, values: dict[str, int | None]) -> None:
     assert victim.do("run", source="globals().get('kept')")["values"] == values
 
 
-@MANY
-def test_while_pools_start(victim: Actor, attack: Attack, times: int) -> None:
-    attack.begin()
-    for _ in range(times):
+def test_while_pools_start(victim: Actor, alice: User, bob: User) -> None:
+    attack = Attack(alice, bob)
+    for _ in range(TIMES):
         attack.check(victim.ask("start"))
         attack.check(victim.ask("stop"))
     assert attack.end() > 0
@@ -94,12 +74,11 @@ def test_while_pools_start(victim: Actor, attack: Attack, times: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@MANY
-def test_while_cells_make_groups(pool: Actor, attack: Attack, way: str, times: int) -> None:
+def test_while_cells_make_groups(pool: Actor, alice: User, bob: User, way: str) -> None:
     pool.do("run", source="kept = 10 + rank")
     cell = f"{WAYS[way]}\n{GATHER.format('group')}"
-    attack.begin()
-    for _ in range(times):
+    attack = Attack(alice, bob)
+    for _ in range(TIMES):
         attack.check(pool.ask("run", source=cell, timeout_s=LIMIT_S))
     assert attack.end() > 0
     expected = [{"rank": rank, "note": "a private result"} for rank in range(2)]
@@ -110,12 +89,11 @@ def test_while_cells_make_groups(pool: Actor, attack: Attack, way: str, times: i
     has_kept(pool, {"0": 10, "1": 11})
 
 
-@MANY
-def test_while_the_group_is_formed_again(pool: Actor, attack: Attack, times: int) -> None:
+def test_while_the_group_is_formed_again(pool: Actor, alice: User, bob: User) -> None:
     """After an error, and after the death of a rank."""
     pool.do("run", source="kept = 10 + rank")
-    attack.begin()
-    for _ in range(times):
+    attack = Attack(alice, bob)
+    for _ in range(TIMES):
         attack.check(pool.ask("run", source=IN_COLLECTIVE, timeout_s=LIMIT_S))
         attack.check(pool.ask("run", source=GATHER.format("None"), timeout_s=LIMIT_S))
     attack.check(pool.ask("kill", rank=1))

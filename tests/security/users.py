@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shlex
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -29,7 +27,7 @@ from tests.security.lines import Actor
 from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
-_UIDS = range(41_000, 59_000, 2)  # of the range for ordinary users; few give any of these
+_FIRST_UID, _NUM_PAIRS = 41_000, 9_000  # of the range for ordinary users; few give any of these
 
 
 class NoUsersError(Exception):
@@ -47,18 +45,6 @@ class User:
     actors: list[Actor] = field(default_factory=list)
     num_actors: int = 0
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command and wait for its end."""
-        return subprocess.run(
-            self._command(command),
-            env=self._environment(),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
-
     def act(self, module: str, *arguments: object) -> Actor:
         """Start a module of this folder that serves commands."""
         command = [sys.executable, "-u", "-m", f"tests.security.{module}", *map(str, arguments)]
@@ -67,7 +53,7 @@ class User:
         log = self.home / f"{name}.log"
         with log.open("w") as errors:
             process = subprocess.Popen(
-                self._command(command),
+                self.command(command),
                 env=self._environment(),
                 cwd=self.home,
                 stdin=subprocess.PIPE,
@@ -100,7 +86,8 @@ class User:
                 process.send_signal(signal.SIGKILL)
         return [f"{process.pid} {process.name()}" for process in left]
 
-    def _command(self, command: Sequence[str]) -> list[str]:
+    def command(self, command: Sequence[str]) -> list[str]:
+        """What runs a command as this user."""
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         none = ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
         view = ["unshare", "--mount", "--propagation=private", "sh", "-eu", self.folder / "../view"]
@@ -138,33 +125,20 @@ def two_users() -> Iterator[tuple[User, User]]:
     place = Path(tempfile.mkdtemp(prefix="gpupool-users-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, place)
-        stack.enter_context(held := socket.socket(socket.AF_UNIX))
-        uid = _free_uids(held)
+        uid = _FIRST_UID + 2 * (os.getpid() % _NUM_PAIRS)  # another one's tests have others
         users = [
             User(f"gpupool-{name}", uid + number, place / name, place / "tmp")
             for number, name in enumerate(("alice", "bob"))
         ]
         _furnish(place, users)
         try:
-            done = users[0].run("true")
+            done = subprocess.run(users[0].command(["true"]), capture_output=True, text=True)
             if done.returncode != 0:
                 raise NoUsersError(f"no process of another user starts: {done.stderr.strip()}")
             yield users[0], users[1]
         finally:
             left = [line for user in reversed(users) for line in user.close()]
         assert not left, f"these had not ended: {left}"
-
-
-def _free_uids(held: socket.socket) -> int:
-    """The first of two that nobody has; no other test takes them while this socket is open."""
-    used = {process.uids().real for process in psutil.process_iter()}
-    used |= {entry.pw_uid for entry in pwd.getpwall()}
-    for uid in _UIDS:
-        if not used & {uid, uid + 1}:
-            with contextlib.suppress(OSError):  # another test has these
-                held.bind(f"\0gpupool.tests.users.{uid}")
-                return uid
-    raise NoUsersError("all user ids that tests take are in use")
 
 
 def _furnish(place: Path, users: list[User]) -> None:
@@ -190,35 +164,21 @@ def _opened(stage: Path) -> Iterator[str]:
     A folder that others may not enter is covered by an empty one that they may, and what is needed
     of it is put back there.
     """
-    yield _line("mount", "-t", "tmpfs", "-o", "mode=0755", "gpupool", stage)
-    for number, (folder, needed) in enumerate(_closed_folders().items()):
-        places = {tree: stage / f"{number}-{n}" for n, tree in enumerate(sorted(needed))}
-        for tree, place in places.items():
-            if not tree.is_symlink():
-                yield _line(*(("mkdir",) if tree.is_dir() else ("touch",)), place)
-                yield _line("mount", "--rbind", tree, place)
-        yield _line("mount", "-t", "tmpfs", "-o", "mode=0755", "gpupool", folder)
-        for tree, place in places.items():
-            yield _line("mkdir", "-p", tree.parent)
-            if tree.is_symlink():
-                yield _line("ln", "-s", tree.readlink(), tree)
-            else:
-                yield _line(*(("mkdir",) if tree.is_dir() else ("touch",)), tree)
-                yield _line("mount", "--rbind", place, tree)
-
-
-def _closed_folders() -> dict[Path, set[Path]]:
-    """Folders that others may not enter -> what is needed of each."""
+    yield _line("mount", "-t", "tmpfs", "gpupool", stage)
     wanted = {Path(one) for one in (sys.prefix, sys.base_prefix, ROOT, *sys.path) if one}
-    wanted |= {one.resolve() for one in wanted}
-    closed: dict[Path, set[Path]] = {}
-    for tree in sorted(one for one in wanted if one.is_dir()):
+    needed: dict[Path, set[Path]] = {}  # of each folder that others may not enter
+    for tree in sorted(one for one in {*wanted, *map(Path.resolve, wanted)} if one.is_dir()):
         way = [one for one in (*reversed(tree.parents), tree) if not one.stat().st_mode & 0o001]
-        known = [one for needed in closed.values() for one in needed]
-        if way and not any(map(tree.is_relative_to, known)):
-            needed = set(tree.iterdir()) if way[-1] == tree else {tree}
-            closed.setdefault(way[0], set()).update(needed)
-    return closed
+        if way and not any(map(tree.is_relative_to, needed.get(way[0], ()))):
+            needed.setdefault(way[0], set()).add(tree)
+    for number, (folder, trees) in enumerate(needed.items()):
+        yield _line("mkdir", stage / str(number))
+        yield _line("mount", "--rbind", folder, stage / str(number))
+        yield _line("mount", "-t", "tmpfs", "-o", "mode=0755", "gpupool", folder)
+        for tree in sorted(trees):
+            yield _line("mkdir", "-p", tree)
+            source = tree.resolve().relative_to(folder)
+            yield _line("mount", "--rbind", stage / str(number) / source, tree)
 
 
 def _line(*words: object) -> str:

@@ -14,22 +14,21 @@ import torch
 import zmq
 
 import gpupool
-from gpupool import Pool
 from gpupool.pool import session
 from tests.security.lines import serve
-from tests.support.processes import family, until
+from tests.support.processes import until
 
 NUM_SAMPLES = 32
 
 
-def start() -> dict[str, int]:
-    """Start a pool; name -> pid of its processes."""
-    return _pids(session.start(n=2, device="cpu"))
+def start() -> None:
+    """Start a pool."""
+    session.start(n=2, device="cpu")
 
 
 def run(source: str, timeout_s: float | None = None) -> dict[str, Any]:
     """Run a cell; "values" and "texts" by rank."""
-    result = _pool().run(source, timeout_s=timeout_s)
+    result = session.current_pool().run(source, timeout_s=timeout_s)
     texts = {rank: result.text(rank) for rank in result}
     return {"values": {rank: result[rank] for rank in result}, "texts": texts}
 
@@ -47,29 +46,18 @@ def train() -> dict[str, Any]:
 
 def kill(rank: int) -> None:
     """Kill a rank, and wait until it is replaced."""
-    pool, pid = _pool(), _pool().status().pids[rank]
+    pool = session.current_pool()
+    pid = pool.status().pids[rank]
     os.kill(pid, signal.SIGKILL)
     until(lambda: pool.status().pids.get(rank) != pid, 60.0, "its being replaced")
     pool.wait_until_usable()
 
 
-def status() -> dict[str, Any]:
-    """The state of the pool, and the pids of its processes."""
-    state = _pool().status().state
-    return {"state": state, "pids": _pids(_pool()) if state != "stopped" else {}}
-
-
-def listeners() -> list[tuple[str, int]]:
-    """Address and port of everything that this process and those below listen at."""
+def listeners() -> list[int]:
+    """The ports that this process and those below listen at."""
     me = psutil.Process()
-    return sorted(
-        {
-            (connection.laddr.ip, connection.laddr.port)
-            for process in (me, *me.children(recursive=True))
-            for connection in process.net_connections(kind="inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
-    )
+    found = [one for p in (me, *me.children(recursive=True)) for one in p.net_connections("inet")]
+    return sorted({one.laddr.port for one in found if one.status == psutil.CONN_LISTEN})
 
 
 def publish() -> int:
@@ -91,17 +79,9 @@ def stop() -> None:
     session.stop()
 
 
-def _pool() -> Pool:
-    return session.current_pool()
-
-
-def _pids(pool: Pool) -> dict[str, int]:
-    return {name: process.pid for name, process in family(pool).items()}
-
-
 if __name__ == "__main__":
     Path.cwd()  # a user without a folder has no pool
-    commands = (start, run, train, kill, status, listeners, publish, stop)
+    commands = (start, run, train, kill, listeners, publish, stop)
     serve({command.__name__: command for command in commands})
     stop()
     os._exit(0)  # the thread that publishes does not end

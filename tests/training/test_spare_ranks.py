@@ -162,13 +162,16 @@ PROCESS = """
 import sys
 import torch
 import torch.distributed as dist
+from gpupool.core.machine.topology import Rank
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.calls import GroupPlan
 from gpupool.engine.group import forming
 from gpupool.engine.training.loop import fit
 from tests.support.trainings import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-forming.connect(forming.Plan(store, "gloo", [0, 1], "gloo", rank, 3, "cpu"))
+here = Rank(rank, 3, rank, 0, "here", "cpu", None, 1)
+forming.connect(GroupPlan(store, "gloo", [0, 1], "gloo"), here)
 if rank < 2:
     world = forming.World.here(torch.device("cpu"))
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")

@@ -1,6 +1,6 @@
 """Every call of a rank that the client may make: the one list of them. Runs anywhere.
 
-A call crosses as it is; `gpupool/engine/entry.py` has the function that serves it. Those of an
+A call crosses as it is; `gpupool/engine/entry.py` serves it. Those of an
 ordinary rank answer with a `Reply` of what stands in the brackets of `Call`.
 """
 

@@ -4,8 +4,7 @@
 
 ipyparallel sends a function as its code object and runs it in the engine's own copy of the module
 it came from. Sending only this stub keeps engine code the engine's installed version, and keeps the
-client from importing it: the client says by its type which function of `gpupool/engine/entry.py`
-it calls.
+client from importing it: the type of a call says what `gpupool/engine/entry.py` is to do.
 """
 
 from __future__ import annotations

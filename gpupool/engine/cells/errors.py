@@ -46,7 +46,7 @@ def describe(error: BaseException) -> Raised:
     failed_at = time.time()  # before the formatting, which takes as long as it takes
     chain = _chain(error)
     frames = [frame for one in chain for frame, _ in traceback.walk_tb(one.__traceback__)]
-    is_earlier = _is_collective(error) and forming.is_of_earlier(text_of(error), frames)
+    is_earlier = _is_collective(error) and forming.is_of_earlier(frames)
     collective = not is_earlier and any(map(_is_collective, chain))
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
     described = RankError(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import datetime
 import functools
 import inspect
-import itertools
 import os
 import pickle
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -30,15 +29,15 @@ from torch.distributed.rpc import api
 from gpupool.core.wire.reductions import dumps
 from gpupool.data import device as devices
 from gpupool.engine.group import forming
-from gpupool.engine.group.forming import Plan
+from gpupool.engine.group.abort import finish_aborts
+from gpupool.engine.group.gloo_sockets import refuse_strangers
+from gpupool.engine.process import this_rank
 
 _torch_init = dist.init_process_group
-_rpc: Any = api  # whose private names are not annotated
 _SIGNATURE = inspect.signature(_torch_init)
-_USELESS = datetime.timedelta(seconds=0.5)
-_POLL_S = 0.001
-# How ranks find each other is decided here, and torch ignores the name.
-_RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
+_RELEASE = datetime.timedelta(seconds=0.5)  # of remote references takes so long at most
+# How ranks find each other, and on which GPU, is decided here; torch ignores the name.
+_DECIDED = ("init_method", "rank", "world_size", "group_name", "device_id")
 
 
 def install() -> None:
@@ -46,76 +45,41 @@ def install() -> None:
     forming.install()
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
-    _replace(dist.split_group, forming.splitting(dist.split_group))
     destroy = dist.destroy_process_group
     _replace(destroy, _destroying(destroy))
     start_processes = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
     for launch in (start_processes, launch_agent):
         _replace(launch, _refusing(launch))
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign]
-    delete = _rpc._delete_all_user_and_unforked_owner_rrefs
-    _replace(delete, _waiting_once(delete))
+    # From its second shutdown on RPC waits for 100 s for a word that does not come: since the first
+    # one torch informs no owner that its value is no longer needed (`RRefContext`).
+    delete = api._delete_all_user_and_unforked_owner_rrefs
+    _replace(delete, functools.partial(delete, _RELEASE))
     for name in ("ps1", "ps2"):  # the mark of an interactive Python, by which Lightning refuses
         vars(sys).pop(name, None)
 
 
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Keep the group that the pool has formed if it is what is asked for, else form that.
-
-    Raises:
-        ValueError: rank or world_size are not those of this rank.
-    """
+    """Keep the group that the pool has formed if it is what is asked for, else form that."""
     __tracebackhide__ = True  # not the user's
-    plan = forming.plan()
-    # torch's ways to say nothing
     given = _SIGNATURE.bind(*args, **kwargs).arguments
+    # without torch's ways to say nothing
     asked = {name: value for name, value in given.items() if value not in (None, -1, "")}
-    if plan is None:
+    if "store" in asked or asked.get("backend") == "fake":  # of its own
+        forming.leave()
         _torch_init(**asked)
-    elif "store" in asked or asked.get("backend") == "fake":
-        forming.form_foreign(asked)
-    else:
-        _refuse_contradiction(plan, asked)
-        wanted = {name: value for name, value in asked.items() if name not in _RENDEZVOUS}
-        present = forming.present()
-        if present is None or not _fits(wanted, present, plan):
-            forming.form_as_asked(plan, wanted)
-
-
-def _refuse_contradiction(plan: Plan, asked: Mapping[str, Any]) -> None:
-    __tracebackhide__ = True
-    here = {"world_size": plan.world_size, "rank": plan.rank}
-    for name, value in here.items():
-        number = int(asked.get(name, os.environ.get(name.upper(), value)))
-        if number != value:
-            source = "is asked for" if name in asked else f"is set in {name.upper()}"
+        refuse_strangers()
+        return
+    for name, here in {"world_size": this_rank().world_size, "rank": this_rank().rank}.items():
+        number = int(asked.get(name, os.environ.get(name.upper(), here)))
+        if number != here:
             raise ValueError(
-                f"init_process_group: {name} {number} {source}, and here it is {value}. A group of "
-                "fewer ranks is torch.distributed.new_group([0, 1]), a pool of more "
-                "`%gpupool start -n N`."
+                f"init_process_group: {name} {number} is asked for, or set in {name.upper()}, "
+                f"and here it is {here}. A group of fewer ranks is "
+                "torch.distributed.new_group([0, 1]), a pool of more `%gpupool start -n N`."
             )
-
-
-def _fits(wanted: Mapping[str, Any], present: Mapping[str, Any], plan: Plan) -> bool:
-    """Whether the present group is as good as the one that is wanted."""
-    others = dict(wanted)
-    backend, device = others.pop("backend", None), others.pop("device_id", None)
-    formed = present.get("backend")
-    # A group that also takes CPU tensors is as good as "nccl" alone.
-    as_good = (None, formed, "nccl" if formed == "cpu:gloo,cuda:nccl" else formed)
-    return (
-        all(present.get(name) == value for name, value in others.items())
-        and (backend in as_good or backend.lower() in as_good)
-        and (device in (None, present.get("device_id")) or _is_own(device, plan))
-    )
-
-
-def _is_own(device: Any, plan: Plan) -> bool:
-    """Whether this is the only device that a group of the pool uses here."""
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if device.type == "cpu":
-        return plan.backend == "gloo"
-    return str(device) == plan.device and plan.backend == "nccl"
+    wanted = {name: value for name, value in asked.items() if name not in _DECIDED}
+    forming.form_as_asked(wanted, this_rank())
 
 
 def _destroying(destroy: Callable[..., None]) -> Callable[..., None]:
@@ -130,8 +94,8 @@ def _destroying(destroy: Callable[..., None]) -> Callable[..., None]:
         __tracebackhide__ = True
         device = devices.in_use()
         while device is not None and not device.is_done():
-            time.sleep(_POLL_S)
-        forming.require_aborted()
+            time.sleep(0.001)
+        finish_aborts()
         destroy(*args, **kwargs)
 
     return destroy_process_group
@@ -162,29 +126,11 @@ def _by_value(pickler: object, value: Any) -> Any:
     What a script of `%run` defines it can: it runs the file again, as `multiprocessing` has it.
     """
     is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
-    if is_named and get_spawning_popen() is not None and not _is_of_script(value):
-        return pickle.loads, (dumps(value),)
-    return NotImplemented
-
-
-def _is_of_script(value: Any) -> bool:
+    if not is_named or get_spawning_popen() is None:
+        return NotImplemented
     main = sys.modules["__main__"]
-    return hasattr(main, "__file__") and getattr(main, value.__qualname__, None) is value
-
-
-def _waiting_once(delete: Callable[..., None]) -> Callable[..., None]:
-    """RPC's way to release remote references, which is of no use from its second shutdown on.
-
-    Since the first one torch informs no owner that its value is no longer needed (`RRefContext`),
-    and the owner waits for that word for 100 s, in C++. Others give it up after 60 s.
-    """
-    waits = itertools.chain([()], itertools.repeat((_USELESS,)))
-
-    @functools.wraps(delete)
-    def deleting(*args: Any) -> None:
-        delete(*args, *(next(waits) if not args else ()))
-
-    return deleting
+    is_of_script = hasattr(main, "__file__") and vars(main).get(value.__qualname__) is value
+    return NotImplemented if is_of_script else (pickle.loads, (dumps(value),))
 
 
 def _replace(function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -6,44 +6,34 @@ does end it, at once, on this rank and on the peers that wait for it, with a Run
 `ProcessGroup.abort`, which gloo ignores. The group is dead afterwards and has to be formed again
 (`forming.py`).
 
-On gloo a failed collective raises where it stands. On NCCL nothing raises: what is queued behind it
-is computed with half a sum. Who has to know how far the device had come puts a function in
-`before_abort`.
+On gloo a failed collective raises where it stands. On NCCL nothing raises: the host has given the
+device more work by then, and what is queued behind it is computed with half a sum. So what counts
+for a training is how far the device was just before the abort (`CompletedSteps`).
 
-One in some hundred ranks that begin collectives again and again at that very moment stays blocked:
-seen in `UnboundBuffer::waitSend` with every connection closed. By its source gloo loses a send
-whose socket is shut just when its event loop has taken it off the list and writes
-(`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that such writes still
-go through, and ranks are interrupted a moment before (`pool/calls/freeing.py`). It still
-happens, when the peer's end has gone first; that rank is replaced.
+One in some hundred ranks that begin collectives again and again at that very moment stays blocked
+in `UnboundBuffer::waitSend`: by its source gloo loses a send whose socket is shut just when its
+event loop writes (`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that
+such writes still go through. It still happens when the peer's end has gone first; that rank is
+replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gpupool.engine.group.gloo_sockets import gloo_connections, shut
+from gpupool.data import device as devices
+from gpupool.engine.group.gloo_sockets import gloo_connections
 
-ABORT_S = 10.0  # ncclCommAbort waits for its kernels, which stand behind those of the user
-_SOON_S = 0.5  # the control thread has more to answer
-
-
-def _nothing() -> None:
-    pass
-
-
-before_abort: Callable[[], None] = _nothing
-"""Called each time before the first connection is shut or the first group aborted, in the thread
-that does it."""
+# Called each time before the first connection is shut and the first group aborted.
+before_abort: Callable[[], object] | None = None
 
 _lock = threading.Lock()
 # The one abort that a group ever has: two of one communicator crash, or hang. Each has a thread of
@@ -53,26 +43,25 @@ _aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.Thread] = (
 )
 
 
-def abort_collectives() -> int:
-    """Abort every process group of this rank; returns how many gloo connections were shut.
+def abort_collectives() -> None:
+    """Abort every process group of this rank.
 
     Harmless when idle or called again. Aborts that take their time continue when it returns:
     `finish_aborts` waits for them.
     """
-    try:
+    if before_abort is not None:
         before_abort()
-    except Exception:  # whoever waits in a collective is freed all the same
-        logging.getLogger("gpupool").exception("what is called before an abort failed")
-    connections = gloo_connections().items()
-    num_shut = sum(shut(fd, inode, socket.SHUT_RD) for fd, inode in connections)
+    with gloo_connections() as connections:
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
     with _lock:
         for group in list(distributed_c10d._world.pg_map):  # whatever it says of its back end
             if group not in _aborts:
                 thread = threading.Thread(target=_abort, args=[group], daemon=True)
                 thread.start()
                 _aborts[group] = thread
-    finish_aborts(_SOON_S)
-    return num_shut
+    finish_aborts(0.5)  # the control thread has more to answer
 
 
 def _abort(group: dist.ProcessGroup) -> None:
@@ -80,20 +69,57 @@ def _abort(group: dist.ProcessGroup) -> None:
         group.abort()
 
 
-def was_aborted(group: object) -> bool:
-    """Whether an abort of this group has begun."""
-    with _lock:
-        return group in list(_aborts)
-
-
-def finish_aborts(limit_s: float = ABORT_S) -> bool:
+def finish_aborts(limit_s: float | None = None) -> bool:
     """Wait until every abort that was begun is done; returns whether it is.
 
-    Nobody leaves or destroys a group before: its communicator is just being freed.
+    Nobody leaves or destroys a group before: its communicator is just being freed. ncclCommAbort
+    waits for its kernels, which stand behind those of the user.
     """
     with _lock:
         threads = list(_aborts.values())
-    deadline = time.monotonic() + limit_s
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(limit_s)
     return not any(thread.is_alive() for thread in threads)
+
+
+class CompletedSteps:
+    """Counts the steps of a training on the device, whose last complete one need not be the host's.
+
+    Of what is copied from the device after an abort, it says whether all steps before the copy were
+    computed with whole sums.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        global before_abort
+        self._device = devices.of(device)
+        self._counter = self._device.counter()
+        self._num_begun = 0
+        self._at_abort: int | None = None
+        before_abort = self.freeze
+
+    def add(self) -> None:
+        """The host has given the device all that belongs to a step."""
+        self._num_begun += 1
+        self._counter.advance()
+
+    def freeze(self) -> None:
+        """Collectives are about to be aborted; called in the thread that does it."""
+        if self._at_abort is None:  # later ones find more steps that were computed with half sums
+            self._at_abort = self._counter.value()
+
+    def why_spoilt(self) -> str:
+        """Why the device's state after the last step is worth nothing; "" if it is sound.
+
+        To be asked when the device has made a copy of the state: sooner, the abort may yet come.
+        """
+        if not self._device.lags or self._at_abort in (None, self._num_begun):
+            return ""
+        return (
+            f"the device had completed {self._at_abort:,} of {self._num_begun:,} steps when the "
+            "collectives of the others were aborted"
+        )
+
+    def why_spoilt_at_end(self) -> str:
+        """As `why_spoilt`, after waiting until the device has computed everything."""
+        self._device.synchronize()
+        return self.why_spoilt()

@@ -27,17 +27,14 @@ def state_of(model: DistributedDataParallel) -> dict[str, Any]:
     Raises:
         RuntimeError: it is not over all ranks, or other parameters are trained by now.
     """
-    if model.process_group.size() != dist.get_world_size():
-        raise RuntimeError(
-            "a DistributedDataParallel over some of the ranks cannot be copied to another one: "
-            "copy its .module, and wrap that again on those ranks"
-        )
     trained, _ = model._build_params_for_reducer()
-    if len(trained) != model._get_ddp_logging_data()["num_parameter_tensors"]:
-        # A wrapper that is made now would never sum the gradients of those that are frozen.
+    made_of = model._get_ddp_logging_data()["num_parameter_tensors"]
+    # A wrapper that is made now would never sum the gradients of those that are frozen.
+    if model.process_group.size() != dist.get_world_size() or len(trained) != made_of:
         raise RuntimeError(
-            "parameters of a DistributedDataParallel were frozen, or unfrozen, since it was made: "
-            "copy its .module, and wrap that again on all ranks"
+            "a DistributedDataParallel over some of the ranks, or with parameters that were frozen "
+            "or unfrozen since it was made, cannot be made again here: copy its .module, and wrap "
+            "that again"
         )
     return {key: value for key, value in vars(model).items() if key not in _OWN}
 
@@ -57,8 +54,7 @@ def renew_all() -> None:
     kinds = [DistributedDataParallel]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    for model in gc.get_referrers(*kinds):  # an object refers to its class
-        if not issubclass(type(model), DistributedDataParallel):
-            continue
+    referrers = gc.get_referrers(*kinds)  # an object refers to its class
+    for model in (one for one in referrers if issubclass(type(one), DistributedDataParallel)):
         with contextlib.suppress(Exception):  # a class of the user's may do anything
             restore(model, state_of(model))

@@ -16,10 +16,9 @@ from torch.optim.swa_utils import AveragedModel
 from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
-from gpupool.engine import calls
 from gpupool.engine.batches.share import Share
+from gpupool.engine.group.abort import CompletedSteps
 from gpupool.engine.group.forming import World
-from gpupool.engine.group.unfinished import CompletedSteps
 from gpupool.engine.numerics.batch_norm import plain_batch_norm, sync_batch_norm
 from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer
@@ -93,16 +92,6 @@ class Run:
     def stop(self, reason: str) -> None:
         """Training ends after this step, unless something else has ended it already."""
         self.stopped_by = self.stopped_by or reason
-
-    def begin_update(self) -> None:
-        """The optimizer begins to change weights; an interrupt waits until `end_update`."""
-        calls.hold()
-        self.is_step_complete = False
-
-    def end_update(self) -> None:
-        """The step is complete, and noted."""
-        self.is_step_complete = True
-        calls.release()
 
     @property
     def has_diverged(self) -> bool:

@@ -89,7 +89,7 @@ class TrainingStep:
 
         metrics = self._forward_and_backward(share)
         self._clip()
-        run.begin_update()  # an interrupt waits from here until the step is complete
+        run.is_step_complete = False
         self._optimizer_step()
         self._update_ema()
         self._has_undo = False
@@ -101,7 +101,7 @@ class TrainingStep:
         run.samples_done += share.num_all
         # The report: kept on the device, summed over ranks every few steps, read a step later.
         run.reporter.add(run.step, run.epoch, lr, metrics, share)
-        run.end_update()
+        run.is_step_complete = True
 
     # ---- forward and backward -------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from gpupool.pool.launchers.base import DIE_S
 from gpupool.pool.launchers.placement import Placement
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
-_ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
+_ABORT_S = 10.0  # NCCL's waits for its kernels
 _JOIN_S = 30.0  # a rank on NCCL finishes its aborts
 # It takes milliseconds on gloo. NCCL looks at the machine's topology and connects each GPU to each
 # other one.

@@ -18,19 +18,6 @@ from tests.engine.group.later import Later
 from tests.engine.group.torch_ranks import run_ranks
 
 
-class Note:
-    """Notes when it is called, and whether an abort had begun by then."""
-
-    def __init__(self, group: slow_backend.SlowGroup) -> None:
-        self.seen: list[bool] = []
-        self._group = weakref.ref(group)
-
-    def __call__(self) -> None:
-        group = self._group()
-        self.seen.append(bool(group and group.has_begun.is_set()))
-        raise ZeroDivisionError  # must keep nobody from being freed
-
-
 def in_threads(*works: Any) -> list[threading.Thread]:
     threads = [threading.Thread(target=work, daemon=True) for work in works]
     for thread in threads:
@@ -40,7 +27,12 @@ def in_threads(*works: Any) -> list[threading.Thread]:
 
 def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
     group = slow_backend.new_group()
-    note = Note(group)
+    held, seen = weakref.ref(group), list[bool]()
+
+    def note() -> None:
+        group = held()
+        seen.append(bool(group and group.has_begun.is_set()))
+
     abort.before_abort = note
     callers = in_threads(*[abort_collectives] * 5)
     assert group.has_begun.wait(10)
@@ -50,7 +42,7 @@ def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
         thread.join(10)
     assert finish_aborts()
     abort_collectives()
-    return group.num_aborts, group.met, note.seen, was_done
+    return group.num_aborts, group.met, seen, was_done
 
 
 def test_a_group_is_aborted_once_however_many_ask_and_it_is_said_before() -> None:
@@ -59,40 +51,30 @@ def test_a_group_is_aborted_once_however_many_ask_and_it_is_said_before() -> Non
     assert (len(seen), seen[0]) == (6, False)
 
 
-def leave_meanwhile(rank: int, how: str) -> tuple[list[str], bool]:
-    if how == "destroyed":
+def leave(rank: int, how: str) -> bool:
+    """Leave the group in the middle of an abort, or with work queued; whether that has waited."""
+    if how != "left":
         torchrun.install()
-    group = slow_backend.new_group()
-    abort_collectives()
-    leave = {"destroyed": dist.destroy_process_group, "left": forming.leave}[how]
-    (thread,) = in_threads(leave)
+    device, met = Later(), list[str]()
+    if how == "busy":  # as a GPU behind a collective that no peer comes to
+        device.done.clear()
+        devices.put(device)
+        go_on = device.done.set
+    else:
+        group = slow_backend.new_group()
+        abort_collectives()
+        go_on, met = group.may_end.set, group.met
+    (thread,) = in_threads(forming.leave if how == "left" else dist.destroy_process_group)
     thread.join(0.2)
     waits = thread.is_alive()
-    group.may_end.set()
+    go_on()
     thread.join(10)
     assert not thread.is_alive()
     assert not dist.is_initialized()
-    return group.met, waits
-
-
-@pytest.mark.parametrize("how", ["destroyed", "left"])
-def test_no_group_ends_while_it_is_being_aborted(how: str) -> None:
-    assert run_ranks(leave_meanwhile, how, n=1) == [([], True)]
-
-
-def destroy_on_a_busy_device(rank: int) -> bool:
-    torchrun.install()
-    device = Later()  # as a GPU behind a collective that no peer comes to
-    device.done.clear()
-    devices.put(device)
-    (thread,) = in_threads(dist.destroy_process_group)
-    thread.join(0.2)
-    waits = thread.is_alive()
-    device.done.set()
-    thread.join(10)
-    assert not dist.is_initialized()
+    assert met == []
     return waits
 
 
-def test_a_group_is_destroyed_when_the_device_has_done_what_was_queued() -> None:
-    assert run_ranks(destroy_on_a_busy_device, n=1) == [True]
+@pytest.mark.parametrize("how", ["left", "destroyed", "busy"])
+def test_no_group_ends_while_it_is_being_aborted_or_its_device_has_work(how: str) -> None:
+    assert run_ranks(leave, how, n=1) == [True]

@@ -80,13 +80,6 @@ def test_a_cell_ends_when_its_device_does(behind: Pool) -> None:
     assert [reply.text for reply in found.values()] == ["True", "True"]
 
 
-def test_a_cell_need_not_wait_for_its_device(behind: Pool) -> None:
-    behind.begin("lag.done.clear()", waits_for_gpu=False, **NOT_WAITING).result()
-    found = behind.begin("lag.is_done()", waits_for_gpu=False, **NOT_WAITING).result()
-    assert [reply.text for reply in found.values()] == ["False", "False"]
-    behind.begin("lag.done.set()", waits_for_gpu=False, **NOT_WAITING).result()
-
-
 def test_an_error_of_the_device_is_that_of_the_cell_that_gave_the_work(behind: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         behind.run(f"lag.failure = RuntimeError('device-side assert')\n{LATER}")

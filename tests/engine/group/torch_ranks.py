@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import multiprocessing.connection
 import os
 import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,19 @@ _CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
 LIMIT_S = 60.0  # the first one imports torch
 
 
-def run_ranks(
-    function: Callable[..., Any],
-    *args: Any,
-    n: int = 2,
-    **environment: str,
-) -> list[Any]:
-    """What `function(rank, *args)` returns on each of n ranks, which have a gloo group.
-
-    A rank that dies gives its exit code as `Ended`; one that raises fails here with its traceback.
-    """
+def run_ranks(function: Callable[..., Any], *args: Any, n: int = 2) -> list[Any]:
+    """What `function(rank, *args)` returns on each of n ranks, which have a gloo group."""
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank in range(n):
             ours, theirs = _CONTEXT.Pipe()
-            place = (rank, n, str(Path(folder) / "store"), environment)
-            process = _CONTEXT.Process(
-                target=_run, args=(theirs, place, function, args), daemon=True
-            )
+            work = (theirs, rank, n, str(Path(folder) / "store"), function, args)
+            process = _CONTEXT.Process(target=_run, args=work, daemon=True)
             process.start()
             theirs.close()
             started.append((process, ours))
         try:
-            return [_result(process, pipe) for process, pipe in started]
+            return [_result(pipe) for _, pipe in started]
         finally:
             for process, pipe in started:
                 pipe.close()
@@ -49,38 +39,26 @@ def run_ranks(
                 process.join()
 
 
-class Ended(int):
-    """The exit code of a rank that has ended without a result."""
-
-
-def _result(process: Any, pipe: multiprocessing.connection.Connection) -> Any:
+def _result(pipe: Connection) -> Any:
     assert pipe.poll(LIMIT_S), f"no result within {LIMIT_S:g} s"
-    try:
-        ok, value = pipe.recv()
-    except EOFError:
-        process.join(LIMIT_S)
-        return Ended(process.exitcode)
+    ok, value = pipe.recv()
     assert ok, value
     return value
 
 
 def _run(
-    pipe: multiprocessing.connection.Connection,
-    place: tuple[int, int, str, dict[str, str]],
+    pipe: Connection,
+    rank: int,
+    n: int,
+    path: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    rank, n, path, environment = place
-    os.environ.update(GLOO_SOCKET_IFNAME="lo", **environment)
-    dist.set_debug_level_from_env()  # torch has read it when it was imported
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(path, n),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=n,
-            timeout=timedelta(seconds=20),
-        )
+        store = dist.FileStore(path, n)  # type: ignore[attr-defined]
+        limit = timedelta(seconds=20)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=limit)
         pipe.send((True, function(rank, *args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))

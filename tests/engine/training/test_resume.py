@@ -7,27 +7,23 @@ import random
 import signal
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import (
     DataError,
-    Pool,
     SpmdError,
     TrainingHistory,
     TrainingOptions,
     TrainingResult,
     TrainingRun,
 )
-from gpupool.core.wire.requests import Interrupt
 from gpupool.engine.checkpoint.files import Checkpoints, sealed
 from gpupool.engine.training.callbacks import CallbackInfo
 from tests.engine.training.vectors import Vectors
@@ -524,50 +520,6 @@ def test_the_second_interrupt_leaves_a_checkpoint_that_the_error_names(
     )
     for name, tensor in expected.model.state_dict().items():
         assert torch.equal(result.model.state_dict()[name], tensor)
-
-
-class Paused(torch.optim.SGD):
-    """Stays in its third step on the first rank until the test lets it go on."""
-
-    def __init__(self, groups: Any, folder: Path) -> None:
-        super().__init__(groups, lr=0.1)
-        self.folder, self.num_steps = folder, 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.num_steps += 1
-        if self.num_steps == 3 and dist.get_rank() == 0:
-            (self.folder / "within").touch()
-            wait_until((self.folder / "go").exists)
-        super().step(closure)
-
-
-def interrupted_within_a_step(pool: Pool, options: TrainingOptions, folder: Path) -> TrainingRun:
-    """A training whose first rank has got an interrupt in the middle of its third step."""
-    run = TrainingRun(pool, network(), samples(48), "cross_entropy", options, None)
-    wait_until((folder / "within").exists)
-    for answer in pool.ask(Interrupt(), [0]).values():
-        assert answer.result().status == "ok"
-    return run
-
-
-def test_an_interrupt_while_weights_change_waits_for_the_end_of_the_step(
-    pools: Pools, tmp_path: Path
-) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8}
-    settings["optimizer"] = partial(Paused, folder=tmp_path)
-    folder = tmp_path / "run"
-    options = TrainingOptions(checkpoint=str(folder), **settings)
-    run = interrupted_within_a_step(pools[2], options, tmp_path)
-    (tmp_path / "go").touch()
-    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        run.result()
-    assert [path.name for path in folder.iterdir()] == ["step-00000003.pt"]
-    expected = train_on(pools[2], network(), samples(48), **settings)
-    result = train_on(
-        pools[2], network(), samples(48), checkpoint=str(folder), resume="auto", **settings
-    )
-    assert [step.step for step in result.history.steps] == list(range(1, 13))
-    assert outcome(result)["weights"] == outcome(expected)["weights"]
 
 
 def test_by_time_the_first_ranks_clock_decides(pools: Pools, tmp_path: Path) -> None:
