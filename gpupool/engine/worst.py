@@ -93,9 +93,7 @@ def sample_losses(loss: Loss, outputs: Any, targets: Any, num: int) -> list[floa
         except ValueError as error:
             raise TrainingError(
                 f"worst needs the loss of each sample, and these cannot be distinguished: {error}; "
-                "give a loss of single samples, as worst(16, loss='cross_entropy').",
-                "no samples",
-                "loss",
+                "give a loss of single samples, as worst(16, loss='cross_entropy')."
             ) from None
         found.append(loss(*parts).double().sum())
     # All at once: each number that is read from a GPU waits for what is queued there.

@@ -67,7 +67,7 @@ class Pool:
                 reason += f" ({why})"
             self.stop()
             message = f"the pool did not come up; nothing was left running. {reason}"
-            raise PoolStartError(message, error.kind, *error.names, ranks=error.ranks) from None
+            raise PoolStartError(message, ranks=error.ranks) from None
         except BaseException:
             self.stop()
             raise

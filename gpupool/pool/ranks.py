@@ -237,7 +237,6 @@ class Ranks:
             raise PoolStartError(
                 f"the GPU of rank {listed} did not begin to work within {self.options.timeout_s:g} "
                 "s. A larger timeout_s (--timeout) gives a slow machine more time.",
-                "late",
                 ranks=error.ranks,
             ) from None
 

@@ -186,16 +186,12 @@ class TrainingResult:
         if dataset is None:
             raise TrainingError(
                 "result.worst() looks at the validation data, and this training had none: give a "
-                "data set, as result.worst(16, dataset=data).",
-                "no validation",
-                "dataset",
+                "data set, as result.worst(16, dataset=data)."
             )
         if loss is None and self.options.gather:
             raise TrainingError(
                 "result.worst() needs the loss of each sample, and this training had one of whole "
-                "batches: give one, as result.worst(16, loss='cross_entropy').",
-                "no loss",
-                "loss",
+                "batches: give one, as result.worst(16, loss='cross_entropy')."
             )
         # The samples are read as in the training, unless something else is asked for.
         usual = TrainingOptions()

@@ -87,8 +87,7 @@ class WorstSamples:
         except ImportError:
             raise TrainingError(
                 "worst.to_frame() needs pandas: pip install pandas, or read its .indices, .losses, "
-                ".found and .true.",
-                "no pandas",
+                ".found and .true."
             ) from None
         columns = {"index": self.indices, "loss": self.losses, "found": self.found}
         return pandas.DataFrame({**columns, "true": self.true, "file": list(self.files)})
@@ -123,23 +122,19 @@ def worst_samples(
 ) -> WorstSamples:
     """The `num` samples of a data set with the highest loss; see `TrainingResult.worst`."""
     if isinstance(num, bool) or not isinstance(num, int) or not 1 <= num <= _MOST:
-        raise OptionsError(f"worst({num!r}): give a number in 1..{_MOST}.", "range", "num")
+        raise OptionsError(f"worst({num!r}): give a number in 1..{_MOST}.")
     check_loss(loss)
     dataset = with_targets(dataset, model)
     if is_stream(dataset):
         raise TrainingError(
             "worst needs a data set whose samples have an index, and this is a stream; give some "
-            "of its samples as a list.",
-            "stream",
-            "dataset",
+            "of its samples as a list."
         )
     loss = chosen_loss(loss, model)
     if loss in ("output", None):
         raise TrainingError(
             "worst needs the loss of each sample, and this network computes one of a whole batch: "
-            "give a loss, as worst(16, loss='cross_entropy').",
-            "no loss",
-            "loss",
+            "give a loss, as worst(16, loss='cross_entropy')."
         )
     options = inference_options("worst", batch_size=batch_size, precision=precision, **reading)
     job = InferenceJob(model, dataset, options, loss=loss)

@@ -40,17 +40,13 @@ def merged(
         if options is not None:
             raise OptionsError(
                 "train(...) has TrainingOptions twice, as loss and as options: the loss comes "
-                "third, as 'cross_entropy', and options=... after it.",
-                "type",
-                "loss",
+                "third, as 'cross_entropy', and options=... after it."
             )
         loss, options = "auto", loss
     if isinstance(loss, Mapping) and _has_options(loss):
         raise OptionsError(
             f"loss={short(loss)} has names of options: write train(model, dataset, "
-            f"{_as_keywords(loss)}).",
-            "type",
-            "loss",
+            f"{_as_keywords(loss)})."
         )
     if options is None:
         return loss, TrainingOptions(**keywords)
@@ -61,7 +57,7 @@ def merged(
             else "give a gpupool.TrainingOptions(...), or its fields by name, as "
             "train(model, dataset, epochs=1)"
         )
-        raise OptionsError(f"options={short(options)}: {meant}.", "type", "options")
+        raise OptionsError(f"options={short(options)}: {meant}.")
     # `replace` makes new options, which are checked as a whole.
     return loss, replace(options, **keywords) if keywords else options
 

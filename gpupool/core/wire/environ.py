@@ -102,13 +102,11 @@ def select(
         if "=" in pattern:
             raise OptionsError(
                 f"{name}=...: name the variable only, its value is taken from the notebook's "
-                "environment. A value typed into a cell stays in the notebook: delete it there.",
-                "value",
-                name,
+                "environment. A value typed into a cell stays in the notebook: delete it there."
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(f"{name} is not set in the notebook's environment.", "not set", name)
+            raise OptionsError(f"{name} is not set in the notebook's environment.")
         chosen.update(found)
     return dict(sorted(chosen.items()))
 

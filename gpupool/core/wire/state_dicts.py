@@ -99,9 +99,7 @@ def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDic
 def _refusal(why: str) -> TrainingError:
     return TrainingError(
         f"what is kept beside tensors cannot be saved: {why}. Give numbers, strings, bytes, "
-        "tensors, and lists or dicts of them, also from get_extra_state.",
-        "extra state",
-        "model",
+        "tensors, and lists or dicts of them, also from get_extra_state."
     )
 
 

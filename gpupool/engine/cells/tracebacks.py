@@ -17,7 +17,7 @@ from typing import Any
 
 from IPython.core import ultratb
 
-from gpupool.core.errors import GpuPoolError, RankError
+from gpupool.core.errors import RankError
 from gpupool.core.wire.replies import Raised
 from gpupool.engine import calls
 from gpupool.engine.cells import debug, error_hints
@@ -58,8 +58,6 @@ def describe(error: BaseException) -> Raised:
     is_earlier = _is_collective(error) and forming.is_of_earlier(text_of(error), frames)
     _trim(error)
     hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
-    kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
-    kind = "earlier group" if is_earlier else kind
     described = RankError(
         rank=this_rank().rank,
         ename=_kind(error).__name__,
@@ -69,8 +67,6 @@ def describe(error: BaseException) -> Raised:
         failed_at=failed_at,
         where=_where(error),
         hint=hint,
-        kind=kind,
-        names=names,
     )
     if any(map(error_hints.is_out_of_memory, chain)):
         error_hints.release(frames)

@@ -125,7 +125,7 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
     """Call `work` with the notebook's values in place; its reply says what names mean then."""
     names, values = bindings.names, bindings.values
     if failed := receive(values):
-        raise ParcelsLostError(_unreadable(failed), "unreadable")
+        raise ParcelsLostError(_unreadable(failed))
     for module in bindings.modules:
         with contextlib.suppress(Exception):  # the cell fails, if it really needs it
             importlib.import_module(module)
@@ -142,14 +142,13 @@ def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
     if lost(numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank().rank} has lost values that the notebook had sent. Run the cell "
-            "again: they are sent again.",
-            "lost",
+            "again: they are sent again."
         )
     with _remembering([*numbers, *aliases]):
         failed = _let_mean(numbers, aliases)
     _bound.update(numbers)
     if failed:
-        raise ParcelsLostError(_unreadable(failed), "unreadable")
+        raise ParcelsLostError(_unreadable(failed))
 
 
 @contextlib.contextmanager

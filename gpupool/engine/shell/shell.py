@@ -83,8 +83,7 @@ def refuse_magics(shell: Any) -> None:
     def refuse(line: str, cell: str | None = None) -> NoReturn:
         raise PoolError(
             "%gpupool and %%spmd belong to the notebook, and this is a rank: write them in a cell "
-            "of their own, without %%spmd above them.",
-            "on a rank",
+            "of their own, without %%spmd above them."
         )
 
     for name in ("gpupool", "spmd", "%spmd"):  # the last is `%%spmd` below other code

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, Generic
 
-from gpupool.core.errors import EngineDiedError, GpuPoolError, RankError, SpmdError
+from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.wire.calls import (
     BoundCall,
     Call,
@@ -179,7 +179,7 @@ class Execution(Generic[Value]):
             if self._begin():
                 self._wait_for_ranks()
         except Exception as error:  # whoever waits has to hear of it
-            self._fail(type(error).__name__, str(error), error)
+            self._fail(type(error).__name__, str(error))
         finally:
             if self._noticed is not None:
                 self._notice(None)
@@ -222,18 +222,15 @@ class Execution(Generic[Value]):
             failed.set_exception(error)
             return failed
 
-    def _fail(self, ename: str, evalue: str, error: Exception | None = None) -> None:
+    def _fail(self, ename: str, evalue: str) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
         now = time.time()
-        ours = error if isinstance(error, GpuPoolError) else GpuPoolError()
         for rank in {*self.ranks} - {*self.values, *self.errors}:
             call = self._calls[rank]
             if isinstance(call, BoundCall) and call.bindings is not None:
                 sent = call.bindings.values.parcels
                 self._all_ranks.on_lost(rank, [number for number, _ in sent])
-            self.errors[rank] = RankError(
-                rank, ename, evalue, failed_at=now, kind=ours.kind, names=ours.names
-            )
+            self.errors[rank] = RankError(rank, ename, evalue, failed_at=now)
 
     def _wait_for_ranks(self) -> None:
         pending = set(self._futures)
@@ -265,9 +262,9 @@ class Execution(Generic[Value]):
         failures = dict(self._failures)
         for rank, failure in failures.items():
             said = failure.error.evalue
-            hint, name = self._all_ranks.hint(rank, said)
+            hint, _ = self._all_ranks.hint(rank, said)
             if hint:
-                error = replace(failure.error, evalue=said + hint, kind="lost", names=(name,))
+                error = replace(failure.error, evalue=said + hint)
                 failures[rank] = replace(failure, error=error)
         resolved = resolve(
             failures,

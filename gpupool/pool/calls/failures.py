@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpupool.core.errors import BY_USER, GpuPoolError, RankError
+from gpupool.core.errors import RankError
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
@@ -36,10 +36,7 @@ class Failure:
         text = redact(str(failure), hidden)  # the end of a log may hold anything
         name = type(failure).__name__
         failed_at = getattr(failure, "died_at", None) or time.time()
-        error = RankError(rank, name, text, failed_at=failed_at)
-        if isinstance(failure, GpuPoolError):
-            error = replace(error, kind=failure.kind, names=failure.names)
-        return cls(error)
+        return cls(RankError(rank, name, text, failed_at=failed_at))
 
     @classmethod
     def of(cls, raised: Raised, hidden: Secrets) -> Failure:
@@ -113,7 +110,7 @@ def _interrupted(failure: Failure, limit: tuple[str, str] | None, was: Location)
     elif failure.collective:  # C++ code raises its own error and not the interrupt
         error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
     if limit is None:
-        return replace(error, kind=BY_USER, was=was.was)
+        return replace(error, by_user=True, was=was.was)
     name, words = limit
     return replace(
         error,

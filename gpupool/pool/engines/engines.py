@@ -331,7 +331,7 @@ class Engines:
     def _check(self, deadline: _Deadline, missing: str) -> None:
         """Raise what there is no use in waiting for `missing` for."""
         if self._stopped:  # by another thread, while this one waits
-            raise PoolStartError("the pool was stopped.", "stopped")
+            raise PoolStartError("the pool was stopped.")
         losses = [one.loss for one in self._engines.values() if one.loss is not None]
         if losses:
             raise deadline.lost(min(losses, key=lambda loss: loss.at))
@@ -418,14 +418,13 @@ class _Deadline:
 
     def lost(self, loss: Loss) -> PoolStartError:
         """The error of a start in which this was lost."""
-        return PoolStartError(with_log(f"{loss.sentence}{self._leaves}", loss.log_tail), "lost")
+        return PoolStartError(with_log(f"{loss.sentence}{self._leaves}", loss.log_tail))
 
     def late(self, missing: str) -> PoolStartError:
         """The error of a start in which this did not come."""
         return PoolStartError(
             f"{missing} did not come up within {self._timeout_s:g} s.{self._leaves} "
-            "A larger timeout_s (--timeout) gives a slow machine more time.",
-            "late",
+            "A larger timeout_s (--timeout) gives a slow machine more time."
         )
 
 
@@ -434,7 +433,7 @@ def value_of(rank: int, reply: Reply[Value]) -> Value:
     if reply.raised is not None:
         error = reply.raised.error
         message = of_rank(rank, error.evalue or error.ename)
-        raise PoolError(message, error.kind, *error.names, ranks=[rank])
+        raise PoolError(message, ranks=[rank])
     return reply.value
 
 

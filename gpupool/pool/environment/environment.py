@@ -139,9 +139,7 @@ class Environment:
         for glob in names_or_globs:
             if not environ.select([glob], os.environ):
                 raise OptionsError(
-                    f"no variable of the notebook's environment matches {plain(glob)}.",
-                    "not set",
-                    plain(glob),
+                    f"no variable of the notebook's environment matches {plain(glob)}."
                 )
         with self._lock:
             self.set(variables)
@@ -263,13 +261,10 @@ class Environment:
             raise PoolError(
                 f"rank {listed} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
                 "stopped, or in code that does not return to Python.",
-                "late",
                 ranks=sorted(missing),
             )
 
     def _check(self, rank: int, answer: Answer[None]) -> None:
         if answer.error:
             text = redact(answer.error, self.secrets)
-            raise PoolError(
-                f"rank {rank} has the new variables, but: {text}", "partly", ranks=[rank]
-            )
+            raise PoolError(f"rank {rank} has the new variables, but: {text}", ranks=[rank])

@@ -95,8 +95,7 @@ class Forked:
             raise PoolError(
                 f"the pool's private folder, {self.folder}, or files in it were removed, perhaps "
                 "by a cleaner of temporary files. `%gpupool stop`, then `%gpupool start`, makes a "
-                "new pool.",
-                "folder removed",
+                "new pool."
             )
 
     def log_path(self, name: str) -> Path:
@@ -121,7 +120,7 @@ class Forked:
             # Not seen is who has ended just now, before its ranks, or is outside of this container.
             wait_s = DIE_S if is_ending else 0.0 if all(owners) else _UNSEEN_S
             if time.monotonic() - began >= wait_s:
-                raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
+                raise PlacementError(locked_text(locked.others, len(uuids), number))
             time.sleep(0.05)
 
     def _ask_for_locks(self, uuids: Sequence[str], number: int, force: bool) -> lines.Locked:
@@ -130,7 +129,7 @@ class Forked:
         self._wait(lambda: self._locked is not None, "did not answer", self._starter.reply_s)
         assert self._locked is not None
         if self._locked.error:
-            raise PlacementError(f"the GPUs cannot be locked: {self._locked.error}.", "no locks")
+            raise PlacementError(f"the GPUs cannot be locked: {self._locked.error}.")
         return self._locked
 
     def start_controller(self) -> None:
@@ -185,7 +184,7 @@ class Forked:
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         if self._released:  # the starter may have another pool by now
-            raise PoolError("the pool was stopped.", "stopped")
+            raise PoolError("the pool was stopped.")
         arguments = [*argv, f"--profile-dir={self.folder / 'profile'}"]
         self._starter.command(lines.Spawn(name, target, arguments, env, str(self.log_path(name))))
 
@@ -193,7 +192,7 @@ class Forked:
         with self._changed:
             self._changed.wait_for(lambda: holds() or self._stopped.is_set(), within_s)
             if not holds():
-                raise PoolError(f"the starter (pid {self._starter.pid}) {failure}.", "starter lost")
+                raise PoolError(f"the starter (pid {self._starter.pid}) {failure}.")
 
     def _on_event(self, event: lines.Event) -> None:
         """Hear what the starter reports; called from its reader thread."""

@@ -76,24 +76,18 @@ def place_ranks(
         gpus = choose(found, options.gpus or None)
         why_cpu = found.why_none
     if not gpus and options.device == "gpu":
-        raise PlacementError(
-            f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.", "no GPU", "device"
-        )
+        raise PlacementError(f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.")
     size = options.n or len(gpus)
     cores = num_usable_cores() if num_cores is None else num_cores
     most = max(_MOST_RANKS, cores * _RANKS_OF_A_CORE)
     if size > most:
         raise PlacementError(
-            f"n={size}: this machine has {cores} cores, and a pool at most {most:,} ranks here.",
-            "too many",
-            "n",
+            f"n={size}: this machine has {cores} cores, and a pool at most {most:,} ranks here."
         )
     if options.backend == "nccl" and (not gpus or size > len(gpus)):
         have = f"{len(gpus)} can be used" if gpus else why_cpu
         raise OptionsError(
-            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'.",
-            "no GPU",
-            "backend",
+            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'."
         )
     if gpus:
         candidates = gpus[:size] if options.gpus else gpus
@@ -113,7 +107,7 @@ def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
     if len(free) < number:
         holders = {gpu.label: ", ".join(map(holder_text, gpu.processes)) for gpu in taken}
         whose = "; ".join(f"GPU {label} is in use by {who}" for label, who in holders.items())
-        raise PlacementError(too_few_text(whose, len(free), len(candidates), number), "in use")
+        raise PlacementError(too_few_text(whose, len(free), len(candidates), number))
     return sorted(free, key=lambda gpu: bool(computing(gpu.processes)))
 
 
@@ -127,9 +121,7 @@ def _with_backends(wanted: str, ranks: tuple[Rank, ...], why_cpu: str) -> Placem
         if wanted == "nccl":
             raise OptionsError(
                 "backend='nccl' does not join several instances of one GPU. Use 'gloo' or 'auto', "
-                "or one instance of each GPU.",
-                "no GPU",
-                "backend",
+                "or one instance of each GPU."
             )
         among_training = "gloo"
         found.append(

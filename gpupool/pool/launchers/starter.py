@@ -107,7 +107,7 @@ class Starter:
             os.close(self._stderr)
             shutil.rmtree(self.folder, ignore_errors=True)
             why = lack_of_processes(str(error)) or str(error)
-            raise PoolStartError(f"no process can be started here: {why}.", "no process") from None
+            raise PoolStartError(f"no process can be started here: {why}.") from None
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()

@@ -64,7 +64,7 @@ class Forming:
                     raise EngineDiedError(self._explained(error, failed.ranks)) from failed
         assert failed is not None
         message = f"the process group was not formed: {self._explained(failed, failed.ranks)}"
-        raise GroupError(message, failed.kind, *failed.names, ranks=failed.ranks) from failed
+        raise GroupError(message, ranks=failed.ranks) from failed
 
     def abort(self, numbers: Mapping[int, int | None] | None) -> None:
         """Have ranks leave their collectives; returns at once.

@@ -111,30 +111,20 @@ class Health:
         """Raise the PoolError that says why nothing can run, if so."""
         if self.stopped:
             raise PoolError(
-                "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one.",
-                "stopped",
+                "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
             )
         if self.reason:
             ranks = ",".join(map(str, sorted(self.lost)))
             if self._beyond_repair:
-                kind, way_on = "lost", NEW_POOL
+                way_on = NEW_POOL
             elif self.lacks_group:
-                kind, way_on = (
-                    "no group",
-                    "The ranks keep their variables, and the next run tries again.",
-                )
+                way_on = "The ranks keep their variables, and the next run tries again."
             elif self._is_given_up:
-                kind, way_on = (
-                    "given up",
-                    f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs.",
-                )
+                way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
             else:
-                kind, way_on = (
-                    "replacing",
-                    f"Rank {ranks} is being replaced: run it again in a moment.",
-                )
+                way_on = f"Rank {ranks} is being replaced: run it again in a moment."
             raise PoolError(
-                with_log(f"{self.reason} {way_on}", self._log_tail), kind, ranks=sorted(self.lost)
+                with_log(f"{self.reason} {way_on}", self._log_tail), ranks=sorted(self.lost)
             )
 
     def require_restartable(self) -> None:

@@ -146,8 +146,7 @@ class Composite:
     def __reduce__(self) -> Any:
         raise PoolError(
             f"{self} is a handle of values on the ranks and means nothing elsewhere; "
-            f"{self}.gather() fetches them.",
-            "handle",
+            f"{self}.gather() fetches them."
         )
 
     def __str__(self) -> str:
@@ -194,7 +193,7 @@ class Constant:
             variables.release(self.number)
 
     def __reduce__(self) -> Any:
-        raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")
+        raise PoolError(f"{self!r} means something on the ranks of its pool only.")
 
     def __repr__(self) -> str:
         return f"Constant({self._kind}, on {rank_count(self._variables.world_size)})"

@@ -45,12 +45,10 @@ def require_name(name: str) -> None:
         PoolError: says why.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise PoolError(f"{name!r} is no name of a variable.", "no name", name)
+        raise PoolError(f"{name!r} is no name of a variable.")
     if name in RANK_NAMES or is_hidden(name):
         whose = "the rank's own" if name in RANK_NAMES else "IPython's or Python's own"
-        raise PoolError(
-            f"in a cell {name} is {whose}: choose another name for the value.", "reserved", name
-        )
+        raise PoolError(f"in a cell {name} is {whose}: choose another name for the value.")
 
 
 class Made(NamedTuple):

@@ -156,8 +156,7 @@ class Parcels:
         if not self._is_ours(value) or value.number not in self._parcels:
             raise PoolError(
                 "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
-                "the value to the ranks of this one.",
-                "other pool",
+                "the value to the ranks of this one."
             )
         return value.number
 
@@ -317,8 +316,7 @@ def sources_of(filenames: Iterable[str]) -> Sources:
 def _of_ranks(*_: object) -> Any:
     raise PoolError(
         "this Constant refers to values that the notebook has released and only the ranks have: "
-        "put it again, with all that it is made of.",
-        "no value",
+        "put it again, with all that it is made of."
     )
 
 

@@ -69,8 +69,6 @@ class RemoteValues:
                 f"{shown} of rank {rank} cannot be made in the notebook: "
                 f"{type(error).__name__}: {error} An attribute of it may be, as in "
                 f"`{shown}.attribute[{rank}]`.",
-                "no value",
-                shown,
                 ranks=[rank],
             ) from error
         finally:
@@ -88,9 +86,7 @@ class RemoteValues:
         What is `wanted` of the name, in words, may be lost.
         """
         if self._all_ranks.state == "busy":
-            raise PoolError(
-                "the ranks are busy: ask again when the running cell has ended.", "busy"
-            )
+            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
         calls = dict.fromkeys(chosen, call)
         try:
@@ -100,8 +96,5 @@ class RemoteValues:
             lost = self._losses.sentence(name, first.rank, wanted)
             # What the rank raises for a name, or an attribute, that it does not have.
             is_gone = first.ename == "LookupError"
-            kind = (
-                "lost" if is_gone and lost else "unknown" if is_gone else first.kind or "no value"
-            )
-            text = lost if kind == "lost" else of_rank(first.rank, first.evalue)
-            raise PoolError(text, kind, name, ranks=[first.rank]) from None
+            text = lost if is_gone and lost else of_rank(first.rank, first.evalue)
+            raise PoolError(text, ranks=[first.rank]) from None

@@ -50,8 +50,6 @@ def sync_state(
             raise PoolError(
                 f"nothing was copied, and no rank has changed anything. On rank {rank}, {name}: "
                 f"{redact(text, all_ranks.secrets)}. {lost}".rstrip(),
-                "not copied",
-                name,
                 ranks=[rank],
             )
     variables.synced(space, chosen, execution.names)
@@ -62,23 +60,15 @@ def _targets(
     all_ranks: Ranks, source: int, names: Sequence[str], ranks: str | int | Iterable[int] | None
 ) -> tuple[int, ...]:
     if not names:
-        raise OptionsError(
-            'sync_from: name what to copy, as in sync_from(0, "model").', "incomplete"
-        )
+        raise OptionsError('sync_from: name what to copy, as in sync_from(0, "model").')
     if not isinstance(source, int) or not 0 <= source < all_ranks.world_size:
         raise OptionsError(
-            f"sync_from: {source!r} is no rank; the ranks are 0 to {all_ranks.world_size - 1}.",
-            "range",
-            "source",
+            f"sync_from: {source!r} is no rank; the ranks are 0 to {all_ranks.world_size - 1}."
         )
     for name in names:
         require_name(name)
     chosen = all_ranks.select(ranks)
     if ranks is not None and source in chosen:
-        raise OptionsError(
-            f"sync_from: rank {source} has it already: leave it out of the ranks.",
-            "no effect",
-            "source",
-        )
+        raise OptionsError(f"sync_from: rank {source} has it already: leave it out of the ranks.")
     all_ranks.wait_until_usable()
     return tuple(rank for rank in chosen if rank != source)

@@ -230,11 +230,7 @@ class Variables:
         # By `exec` or `%run`, ranks may have names that no cell was seen to bind: ask them.
         if not composite.info:
             hint = self.losses.sentence(name)
-            raise PoolError(
-                f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}",
-                "lost" if hint else "unknown",
-                name,
-            )
+            raise PoolError(f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}")
         self.losses.note(
             name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
         )
@@ -510,15 +506,11 @@ class Variables:
         """
         name, path, _ = key_of(composite)
         if pool_variables(composite) is not self:
-            raise PoolError(
-                f"{composite} is of another pool, whose ranks had the values.", "other pool"
-            )
+            raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
         if not self._is_current(composite):
             raise PoolError(
                 f"this is a handle of an earlier {name}: a later cell has assigned the name again, "
-                f"and pool[{name!r}] is what the ranks have now.",
-                "earlier value",
-                name,
+                f"and pool[{name!r}] is what the ranks have now."
             )
         return name, path
 

@@ -17,13 +17,13 @@ ENVIRON = {
 
 
 def test_a_plain_name_that_is_not_set_is_an_error_unless_remembered() -> None:
-    with raises(OptionsError, "not set", "NOSUCH"):
+    with raises(OptionsError, "NOSUCH"):
         environ.select(["NOSUCH"], ENVIRON)
     assert environ.select(["NOSUCH", "HOME"], ENVIRON, strict=False) == {"HOME": "/"}
 
 
 def test_a_typed_value_is_refused_and_not_repeated() -> None:
-    with raises(OptionsError, "value", "HF_TOKEN") as caught:
+    with raises(OptionsError, "HF_TOKEN") as caught:
         environ.select(["HF_TOKEN=hf_typed"], ENVIRON)
     assert "hf_typed" not in str(caught.value)
 

@@ -48,7 +48,7 @@ def test_a_group_on_nccl_is_bound_to_the_ranks_own_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ask", ["init_process_group('nccl')", "new_group([0, 1], backend='nccl')"])
 def test_nccl_is_refused_on_all_ranks_if_one_has_no_gpu(pool: Pool, ask: str) -> None:
     shown = (f"{ask.partition('(')[0]}: 'nccl' needs a GPU for every rank", "0, 1 ")
-    with raises(SpmdError, "", shown=shown, ename="ValueError") as caught:
+    with raises(SpmdError, shown, ename="ValueError") as caught:
         pool.run(f"dist.{ask}")
     assert set(caught.value.errors) == {0, 1}
 
@@ -81,7 +81,7 @@ def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) ->
     log = f"import os\nos.write(1, b'{warning}\\n'); os.environ['{NETWORK}'] = 'nosuch'"
     pool.run(f"{log}\ndist.destroy_process_group()")
     try:
-        with raises(PoolError, "no group", shown=("nosuch", f" NCCL wrote: {warning}.")):
+        with raises(PoolError, "nosuch", f" NCCL wrote: {warning}."):
             pool.run(SUM)
     finally:
         for answer in pool.ask(SetEnvironment({NETWORK: "lo"}, [], False), [0, 1]).values():

@@ -69,7 +69,7 @@ def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> No
 def test_a_place_that_is_not_this_ranks_is_refused(
     pool: Pool, ask: str, shown: tuple[str, ...]
 ) -> None:
-    with raises(SpmdError, "", shown=shown, ename="ValueError") as caught:
+    with raises(SpmdError, shown, ename="ValueError") as caught:
         pool.run(f"dist.init_process_group('gloo', {ask})")
     assert not frames_of_ours(caught.value.first.traceback)
     assert dict(pool.run(SUM)) == both(2.0)
@@ -91,7 +91,7 @@ def test_a_rank_that_waits_for_one_that_failed_is_freed(
 
 def test_a_rank_that_waits_hears_an_interrupt(pool: Pool) -> None:
     cell = "dist.destroy_process_group()\ndist.init_process_group()"
-    with raises(SpmdError, "", shown=" 0.5 s", ename="TimeoutError"):
+    with raises(SpmdError, " 0.5 s", ename="TimeoutError"):
         pool.run(cell, ranks=0, timeout_s=0.5)
 
 

@@ -140,5 +140,5 @@ def test_a_stderr_that_was_closed_before_gets_nothing() -> None:
 
 
 def test_a_plot_without_a_notebook_is_refused() -> None:
-    with raises(OptionsError, "no notebook", "progress"):
+    with raises(OptionsError, "progress"):
         show_training(Run(), "plot")

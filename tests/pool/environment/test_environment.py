@@ -89,7 +89,7 @@ def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> 
 
 def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool) -> None:
     os.environ["GPUPOOL_SET"] = "x"
-    with raises(OptionsError, "not set", "GPUPOOL_NO*"):
+    with raises(OptionsError, "GPUPOOL_NO*"):
         pool2.propagate_env("GPUPOOL_SET", "GPUPOOL_NO*")
     assert value_on_ranks(pool2, "GPUPOOL_SET") == {None}
 

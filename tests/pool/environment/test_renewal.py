@@ -148,5 +148,5 @@ def test_a_chain_that_fails_says_why_in_one_line(issuer: Issuer, pool2: Pool) ->
     issuer.fail("first line\nsecond line")
     with pytest.raises(ChainError, match=r"custom-process: first line$"):
         AwsChain().resolve()
-    with raises(CredentialsError, "no key", shown=" first line. "):
+    with raises(CredentialsError, " first line. ", kind="no key"):
         pool2.propagate_env(aws=True)
