@@ -145,12 +145,12 @@ class Stream(IterableDataset[Any]):
 def test_what_has_no_worst_samples_is_refused(pool2: Pool) -> None:
     data = samples(20)
     result = train_on(pool2, network(), data, epochs=1)
-    with raises(TrainingError, "dataset"):
+    with raises(TrainingError):
         result.worst()
     for num in (0, 201, True, 1.5):
         with raises(OptionsError, "num"):
             result.worst(num, data)  # type: ignore[arg-type]
-    with raises(TrainingError, "dataset"):
+    with raises(TrainingError):
         result.worst(2, Stream())
     with raises(OptionsError, "epochs"):
         result.worst(2, data, epochs=3)

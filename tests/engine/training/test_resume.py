@@ -405,20 +405,35 @@ def test_another_training_is_refused_in_one_sentence(pools: Pools, tmp_path: Pat
     train_on(pools[2], network(), samples(24), **settings)
     more = {**settings, "epochs": 2, "resume": "auto"}
     other = str(tmp_path / "step-00000099.pt")
-    wrong: list[tuple[nn.Module, int, dict[str, Any], str, set[str], tuple[str, ...]]] = [
-        (network(), 25, more, "other data", {"num_samples"}, ("24 samples", "25 samples")),
-        (network(), 24, more | {"seed": 1}, "other data", {"seed"}, ("seed=0", "seed=1")),
-        (network(), 24, more | {"shuffle": "never"}, "other data", {"shuffle"}, ("'every-epoch'",)),
-        (nn.Linear(8, 3), 24, more, "other network", set(), ("Missing key",)),
-        (network(), 24, more | {"optimizer": "adam"}, "other network", set(), ("sgdm", "adam")),
-        (network(), 24, more | {"normalize": "fit"}, "other data", {"normalize"}, ("'none'",)),
-        (network(), 24, more | {"ema": 0.9}, "other option", {"ema"}, ()),
-        (network(), 24, settings, "exists", set(), ()),
-        (network(), 24, more | {"resume": other}, "missing", set(), ("step-00000099.pt",)),
+    wrong: list[tuple[nn.Module, int, dict[str, Any], tuple[str, ...]]] = [
+        (network(), 25, more, ("24 samples", "25 samples")),
+        (network(), 24, more | {"seed": 1}, ("seed=0", "seed=1")),
+        (
+            network(),
+            24,
+            more | {"shuffle": "never"},
+            (
+                "shuffle",
+                "'every-epoch'",
+            ),
+        ),
+        (nn.Linear(8, 3), 24, more, ("Missing key",)),
+        (network(), 24, more | {"optimizer": "adam"}, ("sgdm", "adam")),
+        (
+            network(),
+            24,
+            more | {"normalize": "fit"},
+            (
+                "normalize",
+                "'none'",
+            ),
+        ),
+        (network(), 24, more | {"ema": 0.9}, ("ema",)),
+        (network(), 24, settings, ()),
+        (network(), 24, more | {"resume": other}, ("step-00000099.pt",)),
     ]
-    for model, num, changed, kind, names, shown in wrong:
-        names = names | {"resume"} if kind.startswith("other") else names
-        with raises(SpmdError, *names, shown, ename="TrainingError") as caught:
+    for model, num, changed, shown in wrong:
+        with raises(SpmdError, shown, ename="TrainingError") as caught:
             train_on(pools[2], model, samples(num), **changed)
         assert len(str(caught.value).splitlines()) == 1
         assert same_on(caught.value, 0, 1)

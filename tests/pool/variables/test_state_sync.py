@@ -153,14 +153,14 @@ shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
 
 
 def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
-    for arguments, names, shown in [
-        ((0,), [], ""),
-        ((3, "x"), ["source"], (" 3 ", " 0 to 2")),
-        (("0", "x"), ["source"], " '0' "),
+    for arguments, shown in [
+        ((0,), ""),
+        ((3, "x"), (" 3 ", " 0 to 2")),
+        (("0", "x"), " '0' "),
     ]:
-        with raises(OptionsError, *names, shown):
+        with raises(OptionsError, shown):
             pool3.sync_from(*arguments)  # type: ignore[arg-type]
-    with raises(OptionsError, "source"):
+    with raises(OptionsError):
         pool3.sync_from(0, "x", ranks=[0, 1])
     with raises(PoolError, "device"):
         pool3.sync_from(0, "device")
