@@ -20,8 +20,7 @@
     │       └── MissingSampleError (DataNotFoundError)  it is gone
     └── TrainingError             train() or predict() cannot continue
 
-All have attributes for programs, which stay while the wording of messages may change: `kind`,
-`names`, `ranks` and `url`; see `GpuPoolError`.
+Programs tell them apart by class, and those of data by `kind`, as the wording may change.
 In IPython these show as their message alone: the user's own line is the cell just above it,
 and none of our frames would help. `RankError` is not raised: it is what `SpmdError` holds.
 """
@@ -37,29 +36,9 @@ from typing import Self
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
 
-BY_USER = "interrupted"  # the kind of an error that is the user's own wish
-
 
 class GpuPoolError(Exception):
-    """Base of all errors that gpupool raises on purpose; its text is one complete message.
-
-    Its attributes say the same to programs, whatever the wording: `kind` is what happened, in one
-    or two words, such as "range" or "no key"; `names` are the options, variables or classes that
-    are at fault; `ranks` those concerned; `url` the printable URL of what could not be read or
-    written. They are empty where the class says it all.
-    """
-
-    def __init__(
-        self,
-        message: str = "",
-        kind: str = "",
-        *names: str,
-        ranks: Iterable[int] = (),
-        url: str = "",
-    ) -> None:
-        super().__init__(message)  # alone, so that it can be pickled: the rest is in __dict__
-        self.kind, self.names = kind, names
-        self.ranks, self.url = tuple(ranks), url
+    """Base of all errors that gpupool raises on purpose; its text is one complete message."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback (its documented hook for exceptions)."""
@@ -70,10 +49,10 @@ class OptionsError(GpuPoolError, ValueError):
     """An option is unknown, malformed, contradicts another one, or would have no effect."""
 
     @classmethod
-    def of(cls, name: str, value: object, what: str, kind: str = "range") -> Self:
+    def of(cls, name: str, value: object, what: str) -> Self:
         """The error for a value of one option: "lr=0: must be above 0."."""
         shown = f"{value:g}" if isinstance(value, float) else repr(value)
-        return cls(f"{name}={shown}: {what}", kind, name)
+        return cls(f"{name}={shown}: {what}")
 
 
 class PlacementError(GpuPoolError):
@@ -81,7 +60,11 @@ class PlacementError(GpuPoolError):
 
 
 class PoolError(GpuPoolError):
-    """The pool cannot do what was asked in its present state."""
+    """The pool cannot do what was asked in its present state; `ranks` are those concerned."""
+
+    def __init__(self, message: str = "", *, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)  # alone, so that it can be pickled: the rest is in __dict__
+        self.ranks = tuple(ranks)
 
 
 class NoPoolError(PoolError):
@@ -105,7 +88,7 @@ class EngineDiedError(PoolError):
 
 
 class UnansweredError(PoolError):
-    """Engines that live do not answer; `ranks` are theirs."""
+    """Engines that live do not answer."""
 
 
 class StillRunningError(PoolError, TimeoutError):
@@ -119,7 +102,7 @@ class ParcelsLostError(PoolError):
 class TransferError(GpuPoolError):
     """Variables of the notebook cannot be sent to the ranks; no rank has run.
 
-    `reasons` maps each name, of `names`, to what is wrong with its value.
+    `reasons` maps each name to what is wrong with its value.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -127,9 +110,7 @@ class TransferError(GpuPoolError):
         listed = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
         super().__init__(
             f"The cell was not run: these variables cannot be sent to the ranks:\n{listed}\n"
-            "Create them inside the cell instead, or run it with --isolate, which sends nothing.",
-            "",
-            *self.reasons,
+            "Create them inside the cell instead, or run it with --isolate, which sends nothing."
         )
 
     def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str]]]:
@@ -145,9 +126,8 @@ class RankError:
     because another rank had failed before. `where` is the innermost line of the notebook, such as
     "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
     killed: "in all_reduce (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
-    `hint` are lines that say more than the message, such as what fills the memory. `kind` and
-    `names` are those of an error of gpupool; of another "lost", with the name, or "earlier group",
-    where that is the cause, "interrupted" where the user wanted the end, else empty.
+    `hint` are lines that say more than the message, such as what fills the memory. `by_user`: the
+    user wanted the end.
     """
 
     rank: int
@@ -159,8 +139,7 @@ class RankError:
     where: str = ""
     was: str = ""
     hint: str = ""
-    kind: str = ""
-    names: tuple[str, ...] = ()
+    by_user: bool = False
 
     @property
     def freed_from(self) -> str:
@@ -196,8 +175,7 @@ class SpmdError(GpuPoolError):
     """A cell or function raised on one or more ranks.
 
     `errors` maps rank to `RankError`; `first` is the one that failed first, which is shown in full.
-    `num_ranks` is how many ranks ran it; `kind` and `names` are those of `first`, `ranks` all that
-    have failed.
+    `num_ranks` is how many ranks ran it, `ranks` those that have failed.
     """
 
     def __init__(self, errors: Mapping[int, RankError], num_ranks: int) -> None:
@@ -206,8 +184,8 @@ class SpmdError(GpuPoolError):
         self.first = min(self.errors.values(), key=_by_importance)
         # Set by a view that has just shown the tracebacks: IPython must not print them again.
         self.is_shown = False
-        first = self.first
-        super().__init__(self._message(), first.kind, *first.names, ranks=self.errors)
+        self.ranks = tuple(self.errors)
+        super().__init__(self._message())
         # Python's own excepthook, pytest and logging print notes below the message.
         self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
@@ -225,7 +203,7 @@ class SpmdError(GpuPoolError):
     @property
     def by_user(self) -> bool:
         """Whether nothing has failed: the user has interrupted the ranks."""
-        return self.first.kind == BY_USER
+        return self.first.by_user
 
     def interrupted_text(self) -> str:
         """Where the ranks were that the user has interrupted, each place once."""
@@ -317,12 +295,15 @@ def _kind(error: RankError) -> str:
 
 
 class DataError(GpuPoolError):
-    """A datastore cannot be listed or read. Its text quotes names and contents of files."""
+    """A datastore cannot be listed or read. Its text quotes names and contents of files.
 
-    def __init__(
-        self, message: str = "", *facts: str, ranks: Iterable[int] = (), url: str = ""
-    ) -> None:
-        super().__init__(plain(message), *facts, ranks=ranks, url=url)
+    `kind` is what happened, in one or two words: see docs/errors.md. `url` is the printable URL of
+    what could not be read or written.
+    """
+
+    def __init__(self, message: str = "", kind: str = "", url: str = "") -> None:
+        super().__init__(plain(message))
+        self.kind, self.url = kind, url
 
 
 class DataNotFoundError(DataError):

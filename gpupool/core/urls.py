@@ -42,5 +42,5 @@ def refuse_typo(url: str, name: str = "") -> None:
         )
     else:
         return
-    option, names = (f"{name}: ", [name]) if name else ("", [])
-    raise OptionsError(f"{option}{problem}", "form", *names)
+    option = f"{name}: " if name else ""
+    raise OptionsError(f"{option}{problem}")

@@ -86,7 +86,11 @@ def _do(call: Call[Any]) -> Reply[Any]:
         case wire.SyncState(packed):
             from gpupool.engine import state_sync
 
-            return _around(lambda: Reply(state_sync.take_over(packed)), call.bindings)
+            def take_over() -> Reply[None]:
+                state_sync.take_over(packed)
+                return Reply(None)
+
+            return _around(take_over, call.bindings)
         case _:
             # Samples are made on the CPU, whatever default device a cell has set.
             device = torch.get_default_device()

@@ -58,7 +58,7 @@ class Pool(Ranks):
                 raise
             reason = with_log(reason, log_tail) or redact(str(error), self.hidden_values())
             message = f"the pool did not come up, and nothing was left running: {reason}"
-            raise PoolStartError(message, error.kind, *error.names, ranks=error.ranks) from None
+            raise PoolStartError(message, ranks=error.ranks) from None
         reference = weakref.ref(self)  # neither keeps it alive
         atexit.register(_stop_at_exit, reference)
         threading.Thread(target=_watch, args=[reference], name="gpupool-pool", daemon=True).start()

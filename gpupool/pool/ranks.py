@@ -68,7 +68,7 @@ class Ranks:
         self.environment = Environment(self.engines)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
-        self.hint: Callable[[int, str], tuple[str, str]] = lambda rank, evalue: ("", "")
+        self.hint: Callable[[int, str], str] = lambda rank, evalue: ""
         self.supervised: WeakValueDictionary[int, Any] = WeakValueDictionary()  # Executions
         self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less
         # These are changed with `engines.changed` held.
@@ -167,7 +167,7 @@ class Ranks:
         if kind == "stopped":
             reason = "this pool was stopped."
         if kind:
-            raise PoolError(with_log(f"{reason} {way_on[kind]}", log_tail), kind, ranks=lost)
+            raise PoolError(with_log(f"{reason} {way_on[kind]}", log_tail), ranks=lost)
 
     def wait_until_mended(self, timeout_s: float | None = None) -> None:
         """Wait until no rank is being replaced, nor the group formed.

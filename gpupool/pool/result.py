@@ -46,7 +46,6 @@ class SpmdResult(Mapping[int, Any]):
                     f"the value of rank {rank} stays there: it cannot be pickled, or is larger "
                     "than a cell sends along. Its text is result.value_text(rank); pool.run with a "
                     "function returns values of any size.",
-                    "no value",
                     ranks=[rank],
                 )
             self._values[rank] = unpack(reply.packed) if reply.packed else None
@@ -75,9 +74,7 @@ class SpmdResult(Mapping[int, Any]):
         if rank not in self._replies:
             listed = ", ".join(map(str, self._replies))
             raise PoolError(
-                f"rank {rank} did not take part in this run; these did: {listed}.",
-                "no part",
-                ranks=[rank],
+                f"rank {rank} did not take part in this run; these did: {listed}.", ranks=[rank]
             )
         return self._replies[rank]
 

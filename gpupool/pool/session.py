@@ -45,8 +45,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         if running is not None:
             raise PoolError(
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
-                "(gpupool.current_pool()), or stop it first: `%gpupool stop`.",
-                "running",
+                "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
         for name in ("gpus", "env"):
             if options.get(name) is not None:
@@ -98,8 +97,7 @@ def _refuse_on_rank() -> None:
         raise PoolError(
             "this runs on a rank, in a %%spmd cell: call gpupool.train, predict, evaluate, "
             "confusion and start in a cell of the notebook without %%spmd. They use all ranks "
-            "there.",
-            "on a rank",
+            "there."
         )
 
 

@@ -260,7 +260,7 @@ def _with_reasons(error: SpmdError, left_out: Mapping[str, str]) -> SpmdError:
         name = _NOT_DEFINED.search(one.evalue) if one.ename == "NameError" else None
         if name and name[1] in left_out:
             hint = f"The notebook's {name[1]} was not sent: {left_out[name[1]]}"
-            errors[rank] = replace(one, hint=hint, kind="not sent", names=(name[1],))
+            errors[rank] = replace(one, hint=hint)
     return SpmdError(errors, error.num_ranks) if errors != error.errors else error
 
 

@@ -56,9 +56,7 @@ def bind_training(
             raise
         raise TrainingError(
             f"{error} For other classes give the network other outputs: "
-            f"gpupool.replace_head(model, {len(class_names(dataset))}).",
-            error.kind,
-            *error.names,
+            f"gpupool.replace_head(model, {len(class_names(dataset))})."
         ) from None
     scaling = None if fits_normalization else scaling_of(dataset) or known.normalization
     if validation is not None:
@@ -70,9 +68,7 @@ def bind_training(
     if labels is not None and len(labels) and labels.max() == labels.min() == NO_CLASS:
         raise TrainingError(
             "the images of dataset have no labels, and training needs them: see labels= of "
-            "gpupool.ImageDatastore.",
-            "no labels",
-            "dataset",
+            "gpupool.ImageDatastore."
         )
     sets = [dataset] if validation is None else [dataset, validation]
     num_classes = max(num_outputs(one, loss) for one in sets)
@@ -132,9 +128,7 @@ def _other_scaling(what: str, own: Scaling, whose: str, ours: Scaling | None) ->
     there = "has none" if ours is None else f"has {in_words(ours)}"
     return OptionsError(
         f"{what} has a normalization of its own ({in_words(own)}), and {whose} {there}: give both "
-        "the same by with_normalization.",
-        "other normalization",
-        what,
+        "the same by with_normalization."
     )
 
 
@@ -167,7 +161,6 @@ def _highest(labels: Any, ignored: int) -> int:
     if wrong:
         raise TrainingError(
             f"the targets have class {wrong[0]}: classes are counted from 0, and {ignored} means "
-            "none.",
-            "unknown class",
+            "none."
         )
     return max(there, default=-1)

@@ -56,9 +56,7 @@ def ask(
     job = replace(job, dataset=dataset, num_classes=num_classes, network=known)
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
-        raise TrainingError(
-            f"pool={pool!r}: give what gpupool.start() returns, or leave it out.", "type", "pool"
-        )
+        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
     sent = send_job(pool, job)
     ranks = pool.training_ranks
     calls = dict.fromkeys(ranks, call(sent.wire))
@@ -89,11 +87,7 @@ def inference_options(what: str, **given: Any) -> TrainingOptions:
     known = [name for name in _OPTIONS if name in TrainingOptions.__dataclass_fields__]
     for name in given:
         if name in TrainingOptions.__dataclass_fields__ and name not in known:
-            raise OptionsError(
-                f"{name} does nothing in {what}(), which takes {', '.join(known)}.",
-                "no effect",
-                name,
-            )
+            raise OptionsError(f"{name} does nothing in {what}(), which takes {', '.join(known)}.")
     return TrainingOptions(**given)
 
 

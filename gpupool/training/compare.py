@@ -84,18 +84,14 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
     """
     histories = tuple(getattr(one, "history", one) for one in trainings)
     if not histories or not all(isinstance(one, TrainingHistory) for one in histories):
-        raise TrainingError(
-            "compare takes results of gpupool.train: compare(result1, result2).", "type"
-        )
+        raise TrainingError("compare takes results of gpupool.train: compare(result1, result2).")
     is_numbered = names is None
     if names is None:
         names = _names(histories)
     if len(names) != len(histories):
         raise TrainingError(
             f"compare: there are {len(histories)} trainings and {len(names)} names; give one for "
-            "each.",
-            "length",
-            "names",
+            "each."
         )
     return Comparison(histories, tuple(map(str, names)), is_numbered)
 

@@ -55,9 +55,7 @@ class ConfusionMatrix:
         for name, value, known in (("values", values, VALUES), ("sort", sort, SORTS)):
             if value not in known:
                 raise TrainingError(
-                    f"{name}={value!r}: choose one of {', '.join(map(repr, known))}.",
-                    "unknown",
-                    name,
+                    f"{name}={value!r}: choose one of {', '.join(map(repr, known))}."
                 )
         return replace(self, values=values, sort=sort)
 
@@ -98,9 +96,7 @@ class ConfusionMatrix:
     def normalized(self, by: str = "true") -> NDArray[np.float64]:
         """Shares of each row ("true"), each column ("predicted"), or of all ("all")."""
         if by not in ("true", "predicted", "all"):
-            raise TrainingError(
-                f"by={by!r}: normalize by 'true', 'predicted' or 'all'.", "unknown", "by"
-            )
+            raise TrainingError(f"by={by!r}: normalize by 'true', 'predicted' or 'all'.")
         axis = {"true": 1, "predicted": 0, "all": None}[by]
         return _shares(self.counts, self.counts.sum(axis=axis, keepdims=True))
 
@@ -168,9 +164,7 @@ def confusion(
     names = list(known) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):
         raise TrainingError(
-            f"classes= has {len(names)} names, the network has {len(total)} outputs.",
-            "too few",
-            "classes",
+            f"classes= has {len(names)} names, the network has {len(total)} outputs."
         )
     if len(names) != len(total):  # the network may know more classes than occur here
         names = names[: len(total)] + [str(i) for i in range(len(names), len(total))]

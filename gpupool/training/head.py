@@ -37,9 +37,7 @@ def replace_head(model: Module, num_classes: int) -> Module:
     """
     require_module(model)
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-        raise TrainingError(
-            f"num_classes={num_classes!r}: must be a whole number above 0.", "range", "num_classes"
-        )
+        raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
     # First of all: replacing layers of the caller's network would change it.
     changed: Any = copy.deepcopy(model)
     # The names of the outputs go with them; how inputs are normalized stays.
@@ -52,9 +50,7 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if not found:
         raise TrainingError(
             f"{type(model).__name__} has no linear or convolution layer to replace; put "
-            f"nn.Linear(..., {num_classes}) at its end yourself.",
-            "no layer",
-            "model",
+            f"nn.Linear(..., {num_classes}) at its end yourself."
         )
     for name, old in found:
         if not name:  # the network is that layer
@@ -73,9 +69,7 @@ def require_module(model: object) -> None:
 
     if not isinstance(model, nn.Module):
         hint = " Call it: the class itself is not a network." if isinstance(model, type) else ""
-        raise TrainingError(
-            f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}", "type", "model"
-        )
+        raise TrainingError(f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}")
 
 
 def _heads(model: Any) -> list[tuple[str, Any]]:

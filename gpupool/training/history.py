@@ -122,8 +122,7 @@ class TrainingHistory:
             import pandas
         except ImportError:
             raise TrainingError(
-                "history.to_frame() needs pandas: pip install pandas, or read history.steps.",
-                "no pandas",
+                "history.to_frame() needs pandas: pip install pandas, or read history.steps."
             ) from None
         rows = {step.step: asdict(step) for step in self.steps}
         for one in self.validations:

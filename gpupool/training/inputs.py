@@ -33,8 +33,7 @@ def with_targets(given: Any, model: nn.Module) -> Any:
     inputs, targets = as_tensor(given[0], model), as_tensor(given[1], model, is_target=True)
     if len(inputs) != len(targets):
         raise TrainingError(
-            f"there are {len(inputs):,} inputs and {len(targets):,} targets: give as many of both.",
-            "length",
+            f"there are {len(inputs):,} inputs and {len(targets):,} targets: give as many of both."
         )
     return TensorDataset(inputs, targets)
 
@@ -114,7 +113,7 @@ def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tenso
     array = np.asarray(given)
     if array.dtype.kind not in "biuf":
         raise TrainingError(
-            f"an array of {array.dtype} is none of numbers; give numbers, or a data set.", "type"
+            f"an array of {array.dtype} is none of numbers; give numbers, or a data set."
         )
     is_picture = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] in (1, 3)
     if is_picture and not is_target:

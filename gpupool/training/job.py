@@ -47,9 +47,7 @@ def checked(
     """
     check_input(model, dataset, loss, validation)
     if not isinstance(options, TrainingOptions):
-        raise OptionsError(
-            f"options={options!r}: give a gpupool.TrainingOptions(...).", "type", "options"
-        )
+        raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
     check_metrics(options.metrics)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
     options = with_absolute_paths(options.resolve(len(pool.training_ranks)))
@@ -117,14 +115,12 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
         # Packed part by part only after a failure, as it takes as long again.
         name = next(name for name, part in vars(job).items() if not _can_pack(part, pack))
         raise TrainingError(
-            f"{name} cannot be sent to the ranks: {why_not(error, vars(job)[name], name, pack)}",
-            "cannot send",
-            name,
+            f"{name} cannot be sent to the ranks: {why_not(error, vars(job)[name], name, pack)}"
         ) from None
     try:
         packed, contents = variables.buffers.pack(packer, "the network and the data set")
     except PoolError as error:
-        raise TrainingError(f"the data set cannot be sent: {error}", "memory", "dataset") from None
+        raise TrainingError(f"the data set cannot be sent: {error}") from None
     for dataset in (job.dataset, getattr(job, "validation", None)):
         variables.buffers.keep(_whole(dataset), contents[: packer.num_data])
     # With the text, tracebacks of the ranks show lines of the notebook's cells.

@@ -121,9 +121,7 @@ def predicted(
     if names and not classes:
         raise TrainingError(
             "names=True: neither the network nor the data know names of classes; train with data "
-            "that have them, as an ImageDatastore, or take the index: predict(...).argmax(1).",
-            "no names",
-            "names",
+            "that have them, as an ImageDatastore, or take the index: predict(...).argmax(1)."
         )
     outputs = outputs_of(
         "predict", InferenceJob(model, dataset, options, transform=transform), pool
@@ -172,9 +170,7 @@ def _named(outputs: Any, classes: Sequence[str]) -> Predictions:
         shape = tuple(outputs.shape) if is_tensor else type(outputs).__name__
         raise TrainingError(
             f"names=True: the outputs are {shape}, not a score of each of {len(classes)} classes "
-            "for each sample; take them as they are, without names.",
-            "no scores",
-            "names",
+            "for each sample; take them as they are, without names."
         )
     names = Predictions(classes[index] for index in found.tolist())
     names.scores, names.classes = outputs, tuple(classes)

@@ -182,9 +182,7 @@ class TrainingResult:
         if dataset is None:
             raise TrainingError(
                 "result.worst() looks at the validation data, and this training had none: give a "
-                "data set, as result.worst(16, dataset=data).",
-                "no validation",
-                "dataset",
+                "data set, as result.worst(16, dataset=data)."
             )
         # The samples are read as in the training, unless something else is asked for.
         usual = TrainingOptions()

@@ -138,9 +138,7 @@ def _each_loss(loss: Any) -> Any:
 def _refusal(kind: str, name: str) -> TrainingError:
     return TrainingError(
         "worst needs samples with an index and a class or number each, and a loss of torch: give "
-        "these, as result.worst(16, dataset=data, loss='cross_entropy').",
-        kind,
-        name,
+        "these, as result.worst(16, dataset=data, loss='cross_entropy')."
     )
 
 

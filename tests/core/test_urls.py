@@ -34,10 +34,10 @@ def test_what_would_become_an_odd_local_folder_is_refused(url: str, shown: str) 
         refuse_typo,
     )
     for make in makers:
-        with raises(OptionsError, "form", shown=shown) as caught:
+        with raises(OptionsError, shown) as caught:
             make(url)
         assert "secret" not in str(caught.value)
-    with raises(OptionsError, "form", "checkpoint", shown=("checkpoint: ", shown)) as caught:
+    with raises(OptionsError, "checkpoint", "checkpoint: ", shown) as caught:
         gpupool.TrainingOptions(checkpoint=url)
     assert "secret" not in str(caught.value)
 

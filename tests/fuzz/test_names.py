@@ -46,7 +46,7 @@ def test_files_of_a_disk_are_shown_and_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / name).write_bytes(b"no image")
     ds = ImageDatastore(str(tmp_path))
-    with raises(SampleError, "damaged") as caught:
+    with raises(SampleError) as caught:
         ds[0]
     assert_plain(str(caught.value))
     shown = repr(ds.check())

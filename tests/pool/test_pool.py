@@ -70,10 +70,10 @@ def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
 def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
     result = pool2.run("rank", ranks="-1")
     assert dict(result) == {1: 1}
-    with raises(PoolError, "no part", ranks=(0,), shown=" 1."):
+    with raises(PoolError, " 1.", ranks=(0,)):
         result.text(0)
     assert dict(pool2.run("rank", ranks=[0])) == {0: 0}
-    with raises(OptionsError, "ranks", "ranks", shown=" 0 to 1"):
+    with raises(OptionsError, "ranks", " 0 to 1"):
         pool2.run("rank", ranks=2)
 
 
@@ -144,7 +144,7 @@ def test_an_interrupt_of_an_idle_pool_does_no_harm(pool2: Pool) -> None:
 
 def test_a_second_start_is_refused_and_the_first_pool_stays(pool2: Pool) -> None:
     shown = (" 2 ranks ", "gpupool.current_pool()", "`%gpupool stop`")
-    with raises(PoolError, "running", shown=shown):
+    with raises(PoolError, shown):
         gpupool.start(n=1, device="cpu")
     assert gpupool.current_pool() is pool2
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
@@ -202,9 +202,9 @@ def test_stop_leaves_no_process_and_no_folder_and_may_be_repeated(pool2: Pool) -
     assert not folder.exists()
     pool2.stop()
     assert pool2.status().state == "stopped"
-    with raises(PoolError, "stopped"):
+    with raises(PoolError):
         pool2.run("1")
-    with raises(NoPoolError, "", shown="`%gpupool start` (gpupool.start())"):
+    with raises(NoPoolError, "`%gpupool start` (gpupool.start())"):
         gpupool.current_pool()
 
 
@@ -224,7 +224,7 @@ def test_a_pool_that_nobody_uses_warns_and_stops_itself(no_pool: None) -> None:
 
 def test_a_start_without_enough_time_leaves_nothing(scratch: Path) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with raises(PoolStartError, "late", shown=(" 0.3 s", "--timeout")):
+    with raises(PoolStartError, " 0.3 s", "--timeout"):
         gpupool.start(n=2, device="cpu", timeout_s=0.3)  # in the starter's start
     after = {child.pid for child in psutil.Process().children(recursive=True)}
     assert gone(*(after - before))
@@ -234,11 +234,11 @@ def test_a_start_without_enough_time_leaves_nothing(scratch: Path) -> None:
 
 def test_bad_input_starts_nothing(scratch: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with raises(OptionsError, "no option", "devices", shown=" 'device'?"):
+    with raises(OptionsError, "devices", " 'device'?"):
         gpupool.start(devices="cpu")
-    with raises(PlacementError, "no GPU", "device"):
+    with raises(PlacementError, "device"):
         gpupool.start(device="gpu")
-    with raises(OptionsError, "not set", "NOSUCH_VARIABLE"):
+    with raises(OptionsError, "NOSUCH_VARIABLE"):
         gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])
     assert list(scratch.iterdir()) == []
     assert session.find() is None

@@ -46,9 +46,9 @@ def test_trainings_stand_side_by_side(pools: Pools) -> None:
     assert gpupool.compare(one, two, names=["few", "many"]).table()[0][0] == "few"
     assert len(html) < 60_000
 
-    with raises(TrainingError, "type"):
+    with raises(TrainingError):
         gpupool.compare(one, {"loss": 3})
-    with raises(TrainingError, "length", "names"):
+    with raises(TrainingError, "names"):
         gpupool.compare(one, two, names=["one"])
     values = smoothed(one.history, "loss")
     assert values[0] == one.history.steps[0].loss

@@ -47,7 +47,7 @@ def test_no_pool_starts_for_a_call_that_is_wrong() -> None:
     ):
         with pytest.raises((OptionsError, TrainingError)):
             gpupool.train(network(), samples(8), *arguments, **keywords)  # type: ignore[call-overload]
-    with raises(PoolError, ""):
+    with raises(PoolError):
         gpupool.current_pool()
 
 
@@ -59,7 +59,7 @@ def test_no_pool_starts_for_a_call_that_is_wrong() -> None:
     ],
 )
 def test_a_name_of_another_library_is_answered_in_one_sentence(name: str) -> None:
-    with raises(OptionsError, "no option", name) as caught:
+    with raises(OptionsError, name) as caught:
         gpupool.train(network(), samples(8), **{name: 1})
     assert 40 < len(str(caught.value)) < 250
 
@@ -76,7 +76,7 @@ def test_a_name_of_another_library_is_answered_in_one_sentence(name: str) -> Non
 def test_a_name_that_a_datastore_has_elsewhere_is_answered(
     tmp_path: Path, name: str, shown: str
 ) -> None:
-    with raises(OptionsError, "no option", name, shown=(shown, "ImageDatastore")):
+    with raises(OptionsError, name, shown, "ImageDatastore"):
         gpupool.ImageDatastore(str(tmp_path), **{name: 1})
 
 
@@ -107,14 +107,14 @@ def _start() -> None:
 def test_what_uses_all_ranks_is_refused_on_a_rank(
     pools: Pools, function: Callable[[], None]
 ) -> None:
-    with raises(SpmdError, "on a rank", ename="PoolError") as caught:
+    with raises(SpmdError, ename="PoolError") as caught:
         pools[2].run(function)
     assert same_on(caught.value, 0, 1)
 
 
 @pytest.mark.parametrize("line", ["%gpupool status", "%gpupool start -n 2", "%spmd 1"])
 def test_the_magics_of_the_notebook_are_refused_on_a_rank(pools: Pools, line: str) -> None:
-    with raises(SpmdError, "on a rank", ename="PoolError"):
+    with raises(SpmdError, ename="PoolError"):
         pools[2].run(line)
 
 
@@ -148,7 +148,7 @@ def test_keys_that_were_used_for_nothing_are_not_among_those_in_use() -> None:
 
 
 def test_a_glob_that_matches_nothing_is_an_error(pools: Pools) -> None:
-    with raises(OptionsError, "not set", "NOSUCH_*"):
+    with raises(OptionsError, "NOSUCH_*"):
         pools[2].propagate_env("NOSUCH_*")
 
 

@@ -282,21 +282,21 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
 
 
 def test_bad_input_is_refused_before_any_rank_starts(pools: Pools) -> None:
-    cases: list[tuple[Any, Any, str, str, str]] = [
-        (nn.Linear, samples(8), "type", "model", " type,"),
-        (None, samples(8), "type", "model", "NoneType"),
-        (network(), 5, "no dataset", "dataset", ""),
-        (network(), samples(8).tensors[0][:0], "empty", "dataset", ""),
+    cases: list[tuple[Any, Any, str, str]] = [
+        (nn.Linear, samples(8), "model", " type,"),
+        (None, samples(8), "model", "NoneType"),
+        (network(), 5, "dataset", ""),
+        (network(), samples(8).tensors[0][:0], "dataset", ""),
     ]
-    for model, data, kind, name, shown in cases:
-        with raises(TrainingError, kind, name, shown=shown):
+    for model, data, name, shown in cases:
+        with raises(TrainingError, name, shown):
             TrainingRun(pools[2], model, data, "cross_entropy", TrainingOptions(), None)
 
 
 def test_what_cannot_be_pickled_is_named(pools: Pools) -> None:
     data = Slow(8, 0.0)
     data.lock = threading.Lock()  # type: ignore[attr-defined]
-    with raises(TrainingError, "cannot send", "dataset"):
+    with raises(TrainingError, "dataset"):
         train_on(pools[2], network(), data)
 
 

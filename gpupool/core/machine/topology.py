@@ -148,19 +148,13 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
             listed = ", ".join(f"{gpu.label} ({gpu.name})" for gpu in found.gpus)
             there = f"there are {listed}" if listed else found.why_none
             raise PlacementError(
-                f"GPU {name!r} is not there: {there}. `%gpupool start --cpu` starts CPU ranks.",
-                "unknown" if listed else "no GPU",
-                name,
+                f"GPU {name!r} is not there: {there}. `%gpupool start --cpu` starts CPU ranks."
             )
         for gpu in gpus:
             if gpu.unavailable:
-                raise PlacementError(
-                    f"GPU {name!r} cannot be used: {gpu.unavailable}.", "unusable", name
-                )
+                raise PlacementError(f"GPU {name!r} cannot be used: {gpu.unavailable}.")
             if gpu in chosen:
-                raise PlacementError(
-                    f"GPU {name!r} is named twice; each rank needs its own.", "twice", name
-                )
+                raise PlacementError(f"GPU {name!r} is named twice; each rank needs its own.")
         chosen += gpus
     return chosen
 

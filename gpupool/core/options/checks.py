@@ -44,7 +44,7 @@ def number(
         if not is_within:
             raise OptionsError.of(name, value, f"must be {said}.")
         if math.isinf(value):
-            raise OptionsError.of(name, value, "must be finite.", "not finite")
+            raise OptionsError.of(name, value, "must be finite.")
         return int(value) if whole else float(value)  # plain ones: numpy's would overflow
 
     return check
@@ -56,9 +56,7 @@ def word(*allowed: str) -> Check:
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str) and value not in allowed and value.lower() in allowed:
             raise OptionsError(
-                f"{name}={value!r} is unknown. Did you mean {name}={value.lower()!r}?",
-                "unknown",
-                name,
+                f"{name}={value!r} is unknown. Did you mean {name}={value.lower()!r}?"
             )
         pool_options.one_of(name, value, allowed)
         return value
@@ -69,7 +67,7 @@ def word(*allowed: str) -> Check:
 def flag(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        raise OptionsError.of(name, value, "must be True or False.", "type")
+        raise OptionsError.of(name, value, "must be True or False.")
     return value
 
 
@@ -93,9 +91,7 @@ def function(arguments: str, example: str, *words: str) -> Check:
             shown = getattr(value, "__qualname__", None) or type(value).__qualname__
             raise OptionsError(
                 f"{name}={shown} cannot be called with one argument, the {arguments}: write "
-                f"{name}={example}.",
-                "form",
-                name,
+                f"{name}={example}."
             )
         return value
 
@@ -112,9 +108,7 @@ def optimizer(*words: str) -> Check:
             kind = type(value).__name__
             raise OptionsError(
                 f"{name}={kind}(...) is an object, of parameters that the ranks do not have: "
-                f"write {name}=torch.optim.{kind}, lr=...",
-                "object",
-                name,
+                f"write {name}=torch.optim.{kind}, lr=..."
             )
         return either(name, value)
 
@@ -129,9 +123,7 @@ def _refuse_scheduler(name: str, value: object) -> None:
         raise OptionsError(
             f"{name}={kind.__name__} is a scheduler of torch, which needs an optimizer that the "
             "ranks make: write schedule='cosine', or schedule=lambda step: factor, which is "
-            "multiplied with lr.",
-            "scheduler",
-            name,
+            "multiplied with lr."
         )
 
 
@@ -156,19 +148,17 @@ def _can_be_called(value: Any) -> bool:
 def any_function(name: str, value: Any) -> Any:
     """A function, of whatever arguments."""
     if not callable(value):
-        raise OptionsError.of(name, value, "must be a function.", "type")
+        raise OptionsError.of(name, value, "must be a function.")
     return value
 
 
 def factors(name: str, value: Any) -> dict[str, float]:
     """Factors by patterns of parameter names."""
     if not isinstance(value, Mapping):
-        raise OptionsError.of(name, value, "give a dict, as {'head.*': 10}.", "type")
+        raise OptionsError.of(name, value, "give a dict, as {'head.*': 10}.")
     for pattern, factor in value.items():
         if not isinstance(pattern, str):
-            raise OptionsError(
-                f"{name}: {pattern!r} is no pattern of parameter names.", "pattern", name
-            )
+            raise OptionsError(f"{name}: {pattern!r} is no pattern of parameter names.")
         pool_options.number(f"{name}[{pattern!r}]", factor)
     # 0 is allowed here, unlike for `lr`: it freezes the parameters that match.
     bad = {pattern: factor for pattern, factor in value.items() if not 0 <= factor < math.inf}
@@ -191,9 +181,7 @@ def warmup_of(value: str | int) -> tuple[int, str]:
     """
     match = re.fullmatch(r"\s*(\d+)\s*(epoch|step)?s?\s*", str(value))
     if isinstance(value, bool) or not match or int(match[1]) < 1:
-        raise OptionsError.of(
-            "warmup", value, "write '1 epoch', '500 steps' or a number of steps.", "form"
-        )
+        raise OptionsError.of("warmup", value, "write '1 epoch', '500 steps' or a number of steps.")
     return int(match[1]), match[2] or "step"
 
 
@@ -206,7 +194,7 @@ def interval(*, or_time: bool = False) -> Check:
         if value == "epoch" or (or_time and _is_time(value)):
             return value
         also = ", or a time such as '10m'" if or_time else ""
-        raise OptionsError.of(name, value, f"write 'epoch' or a number of steps{also}.", "form")
+        raise OptionsError.of(name, value, f"write 'epoch' or a number of steps{also}.")
 
     return check
 
@@ -225,9 +213,7 @@ def resume(name: str, value: Any) -> str | bool:
         return value
     if value in ("yes", "true", "True", "no", "false", "False", "latest", "last"):
         raise OptionsError(
-            f"{name}={value!r} would be the path of a checkpoint: did you mean {name}='auto'?",
-            "unknown",
-            name,
+            f"{name}={value!r} would be the path of a checkpoint: did you mean {name}='auto'?"
         )
     return pool_options.folder_url(name, value)
 
@@ -245,16 +231,14 @@ def sample_weights(name: str, value: Any) -> str | array[float]:
             raise TypeError
         found = array("d", value)
     except TypeError:
-        raise OptionsError(f"{name}: give one number for each sample.", "type", name) from None
+        raise OptionsError(f"{name}: give one number for each sample.") from None
     bad = next((place for place, one in enumerate(found) if not 0 <= one < math.inf), None)
     if bad is not None:
         raise OptionsError(
-            f"{name}: {found[bad]:g} of sample {bad} must be finite and not negative.",
-            "range",
-            name,
+            f"{name}: {found[bad]:g} of sample {bad} must be finite and not negative."
         )
     if not sum(found) > 0:
-        raise OptionsError(f"{name}: one must be above 0.", "range", name)
+        raise OptionsError(f"{name}: one must be above 0.")
     return found
 
 
@@ -267,7 +251,6 @@ def inputs(*words: str) -> Check:
                 name,
                 value,
                 f"choose one of {', '.join(words)}; a column by its name is {name}=({value!r},).",
-                "unknown",
             )
         return value if isinstance(value, str) else _parts(name, value)
 
@@ -287,7 +270,6 @@ def _parts(name: str, value: Any) -> tuple[str | int, ...]:
             name,
             value,
             "give names of columns, as ('input_ids', 'attention_mask'), or numbers, as (0, 1).",
-            "form",
         )
     return parts
 
@@ -306,9 +288,7 @@ def callbacks(name: str, value: Any) -> tuple[Any, ...]:
     found = (value,) if is_one else tuple(value)
     for one in found:
         if not callable(one):
-            raise OptionsError(
-                f"{name}: {one!r} cannot be called; give functions of info.", "type", name
-            )
+            raise OptionsError(f"{name}: {one!r} cannot be called; give functions of info.")
     return found
 
 
@@ -318,7 +298,7 @@ def instance(kind: type, example: str) -> Check:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
             # Not the value, which may be a URL with a password in it.
-            raise OptionsError(f"{name} is a {type(value).__name__}: give {example}.", "type", name)
+            raise OptionsError(f"{name} is a {type(value).__name__}: give {example}.")
         return value
 
     return check

@@ -36,9 +36,7 @@ def class_names(dataset: Any) -> tuple[str, ...]:
             raise TrainingError(
                 f"the parts of the {type(dataset).__name__} have other classes: one knows "
                 f"{_some(most)}, another has {_some(beyond)}; make each know all of them, as "
-                "one.concat(another) of datastores does.",
-                "other classes",
-                *beyond,
+                "one.concat(another) of datastores does."
             )
     return most
 
@@ -74,17 +72,14 @@ def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
         raise TrainingError(
             f"{what} has the class{'es' if len(unknown) > 1 else ''} {_some(unknown)}, which "
             f"{whose} not know: the classes are {_some(names)}. Leave its samples out, or train "
-            "with them.",
-            "other classes",
-            *unknown,
+            "with them."
         )
     if hasattr(dataset, "with_classes"):
         return dataset.with_classes(names)
     if [own.index(name) for name in used] != [names.index(name) for name in used]:
         raise TrainingError(
             f"{what} counts its classes in another order ({_some(own)}) than {_some(names)}; give "
-            "it that order.",
-            "order of classes",
+            "it that order."
         )
     return dataset
 

@@ -42,43 +42,33 @@ def require_dataset(name: str, dataset: Any) -> None:
     if "DataLoader" in _class_names(dataset):
         raise TrainingError(
             f"{name} is a {kind}: give its data set, {name}.dataset, and its batch size as "
-            "TrainingOptions(batch_size=...), which is that of all ranks together.",
-            "loader",
-            name,
+            "TrainingOptions(batch_size=...), which is that of all ranks together."
         )
     if isinstance(dataset, (str, os.PathLike)):
         raise TrainingError(
             f"{name} is a text: gpupool.ImageDatastore({os.fspath(dataset)!r}) makes a data set of "
-            "the images there.",
-            "text",
-            name,
+            "the images there."
         )
     if isinstance(dataset, Mapping):  # as Hugging Face's DatasetDict
         raise TrainingError(
             f"{name} is a dict of {', '.join(map(repr, dataset))}: give one of its data sets, or "
-            "pairs of inputs and targets.",
-            "dict",
-            name,
+            "pairs of inputs and targets."
         )
     # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.
     if hasattr(dataset, "__next__"):
         raise TrainingError(
             f"{name} is a {kind}, which can be iterated only once: pass a "
-            "torch.utils.data.IterableDataset, whose __iter__ begins again each epoch.",
-            "iterator",
-            name,
+            "torch.utils.data.IterableDataset, whose __iter__ begins again each epoch."
         )
     if is_stream(dataset):
         return
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise TrainingError(
             f"{name} is a {kind}: a data set needs len() and indexing, like "
-            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or an IterableDataset.",
-            "no dataset",
-            name,
+            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or an IterableDataset."
         )
     if len(dataset) == 0:
-        raise TrainingError(f"{name} is empty.", "empty", name)
+        raise TrainingError(f"{name} is empty.")
 
 
 def parts_of(dataset: Any) -> list[Any]:

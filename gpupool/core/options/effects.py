@@ -115,7 +115,7 @@ def is_given(options: Any, name: str) -> bool:
 
 
 def _without_effect(options: Any, name: str, why: str) -> OptionsError:
-    return OptionsError(f"{name}={getattr(options, name)!r} has no effect {why}", "no effect", name)
+    return OptionsError(f"{name}={getattr(options, name)!r} has no effect {why}")
 
 
 def _check_resume(options: Any) -> None:
@@ -132,10 +132,7 @@ def _check_resume(options: Any) -> None:
     if options.overwrite:
         raise OptionsError(
             f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
-            "one of them out.",
-            "conflict",
-            "overwrite",
-            "resume",
+            "one of them out."
         )
 
 
@@ -149,9 +146,7 @@ def _check_objective(options: Any) -> None:
     if options.objective not in known:
         raise OptionsError(
             f"objective={options.objective!r} is not measured: choose one of {', '.join(known)}, "
-            f"or add it: metrics=[{options.objective!r}].",
-            "not measured",
-            "objective",
+            f"or add it: metrics=[{options.objective!r}]."
         )
 
 
@@ -166,23 +161,16 @@ def _check_conflicts(options: Any) -> None:
     if options.weights is not None and options.shuffle == "never":
         raise OptionsError(
             "weights and shuffle='never' exclude each other: weights draw the order of an epoch. "
-            "Leave one of them out; shuffle='once' draws it once.",
-            "conflict",
-            "weights",
+            "Leave one of them out; shuffle='once' draws it once."
         )
     if options.gather and options.accumulate > 1:
         raise OptionsError(
             "gather=True has the loss of the whole batch at once, and accumulate="
-            f"{options.accumulate} computes it in parts: leave one of them out.",
-            "conflict",
-            "gather",
-            "accumulate",
+            f"{options.accumulate} computes it in parts: leave one of them out."
         )
     if options.deterministic and str(options.compile).startswith("max-autotune"):
         raise OptionsError(
             f"deterministic=True and compile={options.compile!r} exclude each other: autotuning "
             "takes the kernels that were fastest, which differ from run to run. Did you mean "
-            "compile=True?",
-            "conflict",
-            "compile",
+            "compile=True?"
         )

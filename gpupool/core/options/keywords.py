@@ -39,9 +39,7 @@ def merged(
         if options is not None:
             raise OptionsError(
                 "train(...) has TrainingOptions twice, as loss and as options: the loss comes "
-                "third, as 'cross_entropy', and options=... after it.",
-                "type",
-                "loss",
+                "third, as 'cross_entropy', and options=... after it."
             )
         loss, options = "auto", loss
     if options is None:
@@ -49,9 +47,7 @@ def merged(
     if not isinstance(options, TrainingOptions):
         raise OptionsError(
             f"options={_short(options)}: give a gpupool.TrainingOptions(...), or its fields by "
-            "name, as train(model, dataset, epochs=1).",
-            "type",
-            "options",
+            "name, as train(model, dataset, epochs=1)."
         )
     # `replace` makes new options, which are checked as a whole.
     return loss, replace(options, **keywords) if keywords else options

@@ -24,9 +24,7 @@ def check_parameters(model: Any, options: TrainingOptions) -> None:
         if type(parameter).__name__ == "UninitializedParameter":
             raise TrainingError(
                 f"the model's {name} has no shape yet, as its module is lazy: call the model once "
-                "with a batch of inputs before.",
-                "lazy",
-                name,
+                "with a batch of inputs before."
             )
     match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
     match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
@@ -90,9 +88,7 @@ def match_factors(
         if not matched:
             some = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
             raise OptionsError(
-                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}.",
-                "no parameter",
-                option,
+                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}."
             )
         found.update(dict.fromkeys(matched, float(factor)))
     return found

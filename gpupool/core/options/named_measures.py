@@ -29,26 +29,18 @@ def check_loss(loss: object) -> None:
     """Raise TrainingError, with what there is, if `loss` is not one; see `train`."""
     if isinstance(loss, Mapping):
         if not loss:
-            raise TrainingError(
-                "loss={}: name an output of the network, as {'mask': 'mse'}.",
-                "no name",
-                "loss",
-            )
+            raise TrainingError("loss={}: name an output of the network, as {'mask': 'mse'}.")
         for part in loss.values():
             # A part may be (loss, weight).
             check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
     elif isinstance(loss, type):
         raise TrainingError(
-            f"loss={loss.__name__} is a class; pass an instance: {loss.__name__}().",
-            "class",
-            "loss",
+            f"loss={loss.__name__} is a class; pass an instance: {loss.__name__}()."
         )
     elif not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
         raise TrainingError(
             f"loss={loss!r} is unknown. {suggest(str(loss), LOSSES)} Also 'output' (what the "
-            "network gives as its loss), and any function (outputs, targets) -> mean.",
-            "unknown",
-            "loss",
+            "network gives as its loss), and any function (outputs, targets) -> mean."
         )
 
 
@@ -57,15 +49,11 @@ def check_metrics(metrics: object) -> None:
     for metric in listed(metrics):
         if isinstance(metric, type):
             name = metric.__name__
-            raise TrainingError(
-                f"metrics: {name} is a class; pass an instance: {name}(...).", "class", "metrics"
-            )
+            raise TrainingError(f"metrics: {name} is a class; pass an instance: {name}(...).")
         if not callable(metric) and metric not in METRICS:
             raise TrainingError(
                 f"metrics: {metric!r} is unknown. {suggest(str(metric), METRICS)} Also any "
-                "function (outputs, targets) -> mean, and the metrics of torchmetrics.",
-                "unknown",
-                "metrics",
+                "function (outputs, targets) -> mean, and the metrics of torchmetrics."
             )
 
 

@@ -85,10 +85,7 @@ class PoolOptions:
             if self.device == "cpu" and is_given:
                 raise OptionsError(
                     f"device='cpu' and {name}={getattr(self, name)!r} exclude each other; leave "
-                    "one of them out.",
-                    "conflict",
-                    "device",
-                    name,
+                    "one of them out."
                 )
         parse_duration_s(self.idle_timeout)
 
@@ -127,7 +124,7 @@ def refuse_unknown(
             meant = other_names.meant(name, known, others or {})
             answer = f"Did you mean {meant!r}?" if meant else where
             answer = answer or f"There are: {', '.join(known)}."
-            raise OptionsError(f"{name!r} is not an option{of}. {answer}", "no option", name)
+            raise OptionsError(f"{name!r} is not an option{of}. {answer}")
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -147,7 +144,7 @@ def parse_duration_s(value: str | float | None) -> float | None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(value))
     if not match or float(match[1]) <= 0:
-        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.", "form")
+        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -177,9 +174,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
         except (ValueError, IndexError):
             raise OptionsError(
                 f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has "
-                f"ranks 0 to {world_size - 1}.",
-                "ranks",
-                "ranks",
+                f"ranks 0 to {world_size - 1}."
             ) from None
     return tuple(sorted(ranks))
 
@@ -201,19 +196,16 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise OptionsError if `value` is none of the words `allowed`."""
     if value not in allowed:
-        raise OptionsError(
-            f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.", "unknown", name
-        )
+        raise OptionsError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.")
 
 
 def number(name: str, value: object, *, whole: bool = False) -> None:
     """Raise OptionsError if `value` is no (whole) number; True and False are none."""
-    option = name.split("[")[0]  # of a mapping's value
     # numpy registers its scalars with `numbers`, so they pass; its bool is not registered.
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise OptionsError(f"{name}={value!r}: must be a number.", "type", option)
+        raise OptionsError(f"{name}={value!r}: must be a number.")
     if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python
-        raise OptionsError(f"{name}={value}: must be a whole number.", "not whole", option)
+        raise OptionsError(f"{name}={value}: must be a whole number.")
 
 
 def folder_url(name: str, value: object) -> str:
@@ -221,8 +213,6 @@ def folder_url(name: str, value: object) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
         shown = without_passwords(repr(value))
-        raise OptionsError(
-            f"{name}={shown}: must be a folder, as 's3://bucket/run1'.", "form", name
-        )
+        raise OptionsError(f"{name}={shown}: must be a folder, as 's3://bucket/run1'.")
     refuse_typo(path, name)
     return path

@@ -23,16 +23,12 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
         raise OptionsError(
             f"weights needs a data set with an index; the stream {type(dataset).__name__} gives "
             "its samples in an order of its own. Give a map-style data set, or let the stream "
-            "choose its samples.",
-            "stream",
-            "weights",
+            "choose its samples."
         )
     if hasattr(dataset, "epoch_order"):
         raise OptionsError(
             f"weights does nothing with a {type(dataset).__name__}, which orders its epochs so "
-            "that what is read for one sample serves the next ones. Leave it out.",
-            "no effect",
-            "weights",
+            "that what is read for one sample serves the next ones. Leave it out."
         )
     if isinstance(options.weights, str):
         options = replace(options, weights=_balanced(dataset))
@@ -40,9 +36,7 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
     if len(options.weights) != len(dataset):
         raise OptionsError(
             f"weights has {len(options.weights):,} numbers, and the data set {len(dataset):,} "
-            "samples: give one for each.",
-            "length",
-            "weights",
+            "samples: give one for each."
         )
     return options
 
@@ -61,9 +55,7 @@ def _balanced(dataset: Any) -> list[float]:
     if labels is None:
         raise OptionsError(
             f"weights='balanced' needs labels that are known without reading samples, which the "
-            f"{type(dataset).__name__} does not have: give one weight for each sample.",
-            "no labels",
-            "weights",
+            f"{type(dataset).__name__} does not have: give one weight for each sample."
         )
     counts = Counter(labels)
     return [1 / counts[label] for label in labels]

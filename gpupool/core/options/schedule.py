@@ -93,7 +93,5 @@ def _drop_period(options: TrainingOptions) -> int:
 def _unknown_length(what: str, name: str) -> OptionsError:
     return OptionsError(
         f"{what} needs the number of steps in an epoch, which a stream does not give: give warmup= "
-        "in steps, max_steps= for 'cosine' and 'linear', or a callable schedule.",
-        "unknown length",
-        name,
+        "in steps, max_steps= for 'cosine' and 'linear', or a callable schedule."
     )

@@ -227,8 +227,7 @@ class TrainingOptions:
             if args:
                 raise OptionsError(
                     f"TrainingOptions({args[0]!r}, ...): options are given by name, as "
-                    "TrainingOptions(optimizer='sgdm', lr=0.01).",
-                    "by position",
+                    "TrainingOptions(optimizer='sgdm', lr=0.01)."
                 )
             refuse_unknown(
                 values,
@@ -256,9 +255,7 @@ class TrainingOptions:
         settings = dict(make.keywords)
         lr = settings.pop("lr")
         if self.lr not in (lr, TrainingOptions.__dataclass_fields__["lr"].default):
-            raise OptionsError(
-                f"lr={self.lr} and the optimizer's lr={lr} differ: leave one out.", "conflict", "lr"
-            )
+            raise OptionsError(f"lr={self.lr} and the optimizer's lr={lr} differ: leave one out.")
         object.__setattr__(self, "lr", lr)
         object.__setattr__(self, "optimizer", functools.partial(make.func, *make.args, **settings))
 

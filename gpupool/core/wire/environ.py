@@ -89,9 +89,7 @@ def select(
         if strict and not found:
             name, equals, _ = plain(pattern).partition("=")
             raise OptionsError(
-                f"{name}{equals} is not set in the notebook's environment, which values come from.",
-                "not set",
-                name,
+                f"{name}{equals} is not set in the notebook's environment, which values come from."
             )
         chosen.update(found)
     return dict(sorted(chosen.items()))

@@ -340,6 +340,5 @@ def rank_value(name: str, path: tuple[str, ...], version: int) -> Any:
 
 def _of_ranks() -> PoolError:
     return PoolError(
-        "it refers to values that only the ranks have: put it again, made of the notebook's own.",
-        "no value",
+        "it refers to values that only the ranks have: put it again, made of the notebook's own."
     )

@@ -60,9 +60,7 @@ def save(state: Any, file: IO[bytes]) -> None:
         raise TrainingError(
             f"what is kept beside tensors cannot be saved ({', '.join(sorted(refused))}). Give "
             "numbers, strings, bytes, tensors, and lists or dicts of them, also from "
-            "get_extra_state.",
-            "extra state",
-            "model",
+            "get_extra_state."
         )
 
 

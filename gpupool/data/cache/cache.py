@@ -51,9 +51,7 @@ class Cached:
     def __post_init__(self) -> None:
         if not _MIN_LIMIT_GIB <= self.limit_gib < math.inf:
             raise OptionsError(
-                f"limit_gib={self.limit_gib} must be at least 1/64 (16 MiB), and finite",
-                "range",
-                "limit_gib",
+                f"limit_gib={self.limit_gib} must be at least 1/64 (16 MiB), and finite"
             )
         if self.folder is not None:  # an engine may have another working directory
             place = os.path.abspath(os.path.expanduser(self.folder))

@@ -155,9 +155,7 @@ class Datastore(Generic[ItemsT]):
         if chosen.size == 0:
             chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
-            raise OptionsError(
-                "indices must be a flat list of integers, or one bool per image", "type", "indices"
-            )
+            raise OptionsError("indices must be a flat list of integers, or one bool per image")
         return self._with(_manifest=self._manifest.take(chosen))
 
     def shuffle(self, seed: int = 0) -> Self:
@@ -192,15 +190,13 @@ class Datastore(Generic[ItemsT]):
             if type(other) is not type(self):
                 raise OptionsError(
                     f"concat takes datastores of the same kind; {type(self).__name__} and "
-                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset",
-                    "other kind",
+                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset"
                 )
             # A datastore has one transform: those of the others would be lost.
             if (other._transform, other._normalization) != (self._transform, self._normalization):
                 raise OptionsError(
                     "concat: these datastores have another transform or normalization each; "
-                    "concat first, then call with_transform and with_normalization",
-                    "other settings",
+                    "concat first, then call with_transform and with_normalization"
                 )
             manifest = manifest.join(other._manifest)
         return self._with(_manifest=manifest)
@@ -215,15 +211,13 @@ class Datastore(Generic[ItemsT]):
         """
         names = tuple(classes)
         if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-            raise OptionsError(f"classes={list(names)!r} must be names, each once", "names")
+            raise OptionsError(f"classes={list(names)!r} must be names, each once")
         counts = self.count_each_label()
         unknown = [name for name, num in counts.items() if num and name not in names]
         if unknown:
             raise OptionsError(
                 f"there are images of {', '.join(unknown)}, which classes={list(names)!r} does not "
-                "hold",
-                "unknown class",
-                *unknown,
+                "hold"
             )
         return self._with(_manifest=self._manifest.with_classes(names))
 
@@ -233,11 +227,7 @@ class Datastore(Generic[ItemsT]):
         It gets a uint8 RGB tensor (3, height, width), on an engine, from several threads at once.
         """
         if transform is not None and not callable(transform):
-            raise OptionsError(
-                f"transform={transform!r} must be a function of one image, or None",
-                "type",
-                "transform",
-            )
+            raise OptionsError(f"transform={transform!r} must be a function of one image, or None")
         return self._with(_transform=transform)
 
     def with_normalization(
@@ -279,7 +269,7 @@ class Datastore(Generic[ItemsT]):
         from gpupool.data.reading.collate import batch_of
 
         if not len(self):
-            raise OptionsError(f"{self!r} is empty: there is nothing to read", "empty")
+            raise OptionsError(f"{self!r} is empty: there is nothing to read")
         batch = batch_of(read_samples(self, range(len(self))), pin=False)
         return batch.inputs, batch.targets
 
@@ -297,8 +287,7 @@ class Datastore(Generic[ItemsT]):
         if len(manifest) and not manifest.items.has_versions:
             raise OptionsError(
                 f"{self.url} reports no versions (ETags) of its files, so a cache could not see "
-                "that one has changed; read it without cached()",
-                "no versions",
+                "that one has changed; read it without cached()"
             )
         for source in manifest.items.sources:
             if isinstance(source, Cached):

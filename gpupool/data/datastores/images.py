@@ -108,7 +108,7 @@ def labelled(labels: Sequence[str | None], shown_url: str) -> list[int]:
     kept = [place for place, label in enumerate(labels) if label is not None]
     if not kept:
         raise DataError(
-            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels", "labels"
+            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels"
         )
     return kept
 

@@ -30,7 +30,6 @@ def transformed(
             f"the transform gave {type(made).__name__}; a transform of image and mask must give "
             "a pair (image, mask)",
             "type",
-            "transform",
         )
     first, second = map(_plain, made)
     return first, second

@@ -46,7 +46,7 @@ def label_files(
         return _look_up(_rows(table), paths, url_of)
     if callable(labels):
         return [_one(labels(url), url) for url in map(url_of, range(len(paths)))]
-    raise OptionsError(_WHAT.format(labels), "type", "labels")
+    raise OptionsError(_WHAT.format(labels))
 
 
 def class_names(
@@ -69,13 +69,12 @@ def class_names(
         return tuple(sorted(found, key=int if by_number and all(map(_is_number, found)) else None))
     names = tuple(wanted)
     if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-        raise OptionsError(f"classes={list(names)!r} must be names, each once", "names", "classes")
+        raise OptionsError(f"classes={list(names)!r} must be names, each once")
     unknown = sorted(found - set(names))
     if unknown:
         raise DataError(
             f"there are images of {_some(unknown)}, which classes={list(names)!r} does not hold",
             "unknown class",
-            *unknown,
         )
     return names
 
@@ -92,9 +91,7 @@ def _is_number(text: str) -> bool:
 def _one(label: object, url: str) -> str | None:
     if label is None or isinstance(label, str):
         return label
-    raise OptionsError(
-        f"labels= gave {label!r} for {url}; it must give a str, or None", "label type", "labels"
-    )
+    raise OptionsError(f"labels= gave {label!r} for {url}; it must give a str, or None")
 
 
 def _look_up(
@@ -106,7 +103,7 @@ def _look_up(
         known, text = label_of.setdefault(str(path), _text(label, path)), _text(label, path)
         if known != text:
             raise DataError(
-                f"labels= has two labels for {path}: {known!r} and {text!r}", "two labels", "labels"
+                f"labels= has two labels for {path}: {known!r} and {text!r}", "two labels"
             )
     keys = [_key(path, url_of(place), label_of) for place, path in enumerate(paths)]
     used = set(keys)
@@ -116,7 +113,6 @@ def _look_up(
             f"labels= has {len(missing):,} of {len(label_of):,} rows without an image: "
             f"{_some(missing)}; there is {url_of(0)}, for example",
             "no image",
-            "labels",
         )
     return [None if key is None else label_of[key] for key in keys]
 
@@ -136,9 +132,7 @@ def _text(label: object, path: object) -> str:
     if hasattr(label, "__index__") and not isinstance(label, bool):
         return str(label.__index__())
     raise OptionsError(
-        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer",
-        "label type",
-        "labels",
+        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer"
     )
 
 
@@ -149,9 +143,7 @@ def _rows(table: Mapping[str, list[Any]]) -> Iterable[tuple[Any, Any]]:
     if not {path, label} <= set(table):
         raise OptionsError(
             f"the table of labels has the columns {plain(', '.join(table))}; "
-            'name those of path and label so: labels.rename(columns={"file": "path"})',
-            "columns",
-            "labels",
+            'name those of path and label so: labels.rename(columns={"file": "path"})'
         )
     return zip(table[path], table[label], strict=True)
 

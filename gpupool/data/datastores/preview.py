@@ -66,7 +66,7 @@ def size_text(picture: Picture) -> str:
 def make_preview(dataset: Labelled, num_images: int, seed: int | None) -> Preview:
     """Small pictures of some samples; see `Datastore.preview`."""
     if not 1 <= num_images <= _MOST:
-        raise OptionsError(f"num_images={num_images} must be in 1..{_MOST}", "range", "num_images")
+        raise OptionsError(f"num_images={num_images} must be in 1..{_MOST}")
     manifest = dataset.manifest
     chosen = _choose(manifest.sample_labels, num_images, seed)
     with ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-preview") as pool:

@@ -15,9 +15,7 @@ from gpupool.data.reading.shards import Indices, keyed_generator
 def partition(num_samples: int, num_parts: int, index: int) -> Indices:
     """Every `num_parts`-th index, beginning with `index`."""
     if not 0 <= index < num_parts:
-        raise OptionsError(
-            f"index={index} must be in 0..num_parts-1, with num_parts={num_parts}", "range", "index"
-        )
+        raise OptionsError(f"index={index} must be in 0..num_parts-1, with num_parts={num_parts}")
     return np.arange(index, num_samples, num_parts)
 
 
@@ -47,14 +45,14 @@ def split(
     if len(chosen) < 2 or any(len(part) == 0 for part in chosen):
         shown = ", ".join(map(str, sizes))
         raise OptionsError(
-            f"split_each_label({shown}) of {len(labels):,} images leaves a part empty", "empty part"
+            f"split_each_label({shown}) of {len(labels):,} images leaves a part empty"
         )
     return chosen
 
 
 def _require(classes: Sequence[str]) -> None:
     if not len(classes):
-        raise OptionsError("these images have no labels; use subset or partition", "no labels")
+        raise OptionsError("these images have no labels; use subset or partition")
 
 
 def _check_sizes(sizes: Sequence[float]) -> None:
@@ -67,9 +65,7 @@ def _check_sizes(sizes: Sequence[float]) -> None:
     shown = ", ".join(map(repr, sizes))
     raise OptionsError(
         f"split_each_label({shown}): give fractions between 0 and 1 that add up to at most 1, "
-        "or whole numbers of images per label",
-        "form",
-        "sizes",
+        "or whole numbers of images per label"
     )
 
 
@@ -80,9 +76,7 @@ def _cuts(sizes: Sequence[float], num_images: int, label: str) -> list[int]:
         if sum(sizes) > num_images:
             raise OptionsError(
                 f"split_each_label asks for {sum(sizes)} images per label, "
-                f"but {label!r} has {num_images}",
-                "too few",
-                label,
+                f"but {label!r} has {num_images}"
             )
         return [int(cut) for cut in np.cumsum(sizes)]
     # The small term makes 0.1 + 0.2 of 10 images three of them, whatever floats add up to.

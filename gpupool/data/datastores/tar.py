@@ -153,9 +153,7 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
     member, _, field = labels.partition(":")
     # Exactly one of both is a mistake: .json needs a field, and only .json has fields.
     if (member.lower() == ".json") != bool(field):
-        raise OptionsError(
-            f'labels={labels!r} must be ".cls" or the like, or ".json:field"', "form", "labels"
-        )
+        raise OptionsError(f'labels={labels!r} must be ".cls" or the like, or ".json:field"')
     return member.lower(), field
 
 
@@ -238,11 +236,10 @@ def _label(image: _Image, member: str, field: str) -> str:
             f"the sample of {image.url} has no {member}, only {', '.join(image.others)}; "
             'say where the labels are: labels=".cls", ".json:field", "foldernames", ...',
             "no member",
-            member,
             url=image.url,
         )
     if not field and not image.text.strip():
-        raise DataError(f"the {member} beside {image.url} is empty", "empty", member, url=image.url)
+        raise DataError(f"the {member} beside {image.url} is empty", "empty", url=image.url)
     if not field:
         return image.text.strip()
     try:
@@ -252,7 +249,6 @@ def _label(image: _Image, member: str, field: str) -> str:
             f"the .json beside {image.url} has no field {field!r} "
             f"({type(error).__name__}: {error})",
             "no field",
-            field,
             url=image.url,
         ) from None
     # A bool is an int for Python, but nobody means a class "True".
@@ -261,7 +257,6 @@ def _label(image: _Image, member: str, field: str) -> str:
             f"the .json beside {image.url} has {field}={reprlib.repr(label)}; a label must be a "
             "text or an integer",
             "label type",
-            field,
             url=image.url,
         )
     return str(label)

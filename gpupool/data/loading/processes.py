@@ -142,7 +142,6 @@ class Processes:
                 "a process that read samples for this rank was killed, or has ended itself; most "
                 "often memory has run out: choose fewer workers=, or a smaller batch_size",
                 "worker died",
-                "workers",
             ) from None
         if isinstance(done.batch, Failure):
             raise _error_of(done.batch)

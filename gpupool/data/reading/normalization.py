@@ -23,17 +23,12 @@ class Normalization(NamedTuple):
         if mean is None and std is None:
             return None
         if mean is None or std is None:
-            raise OptionsError(
-                "with_normalization needs both mean and std, or None alone", "alone", "mean", "std"
-            )
+            raise OptionsError("with_normalization needs both mean and std, or None alone")
         means, stds = _numbers("mean", mean), _numbers("std", std)
         if not all(0 <= value <= 1 for value in means) or not all(0 < value <= 1 for value in stds):
             raise OptionsError(
                 f"mean={means} and std={stds} are for images in 0..1: a mean is in 0..1, a std "
-                "above 0 and at most 1; divide those for 0..255 by 255",
-                "range",
-                "mean",
-                "std",
+                "above 0 and at most 1; divide those for 0..255 by 255"
             )
         size = max(len(means), len(stds))
         return cls(means * (size // len(means)), stds * (size // len(stds)))
@@ -46,7 +41,5 @@ def _numbers(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
     except (TypeError, ValueError):
         numbers = ()
     if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
-        raise OptionsError(
-            f"{name}={value!r} must be a number, or three: one for each channel", "type", name
-        )
+        raise OptionsError(f"{name}={value!r} must be a number, or three: one for each channel")
     return numbers

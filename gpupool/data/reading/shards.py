@@ -52,7 +52,7 @@ def epoch_order(
 def num_batches(num_samples: int, batch_size: int) -> int:
     """How many global batches an epoch has; the last one may be short, none is dropped."""
     if batch_size < 1:
-        raise OptionsError(f"batch_size={batch_size} must be at least 1", "range", "batch_size")
+        raise OptionsError(f"batch_size={batch_size} must be at least 1")
     return -(-num_samples // batch_size)
 
 
@@ -64,9 +64,7 @@ def global_batches(order: Indices, batch_size: int, samples_done: int = 0) -> li
     """
     num_batches(len(order), batch_size)  # refuses a batch size of nothing
     if not 0 <= samples_done <= len(order):
-        raise OptionsError(
-            f"samples_done={samples_done} must be in 0..{len(order)}", "range", "samples_done"
-        )
+        raise OptionsError(f"samples_done={samples_done} must be in 0..{len(order)}")
     return [order[i : i + batch_size] for i in range(samples_done, len(order), batch_size)]
 
 
@@ -86,9 +84,7 @@ def shard(batch: Indices, rank: int, world_size: int) -> Indices:
     some are empty when the batch has fewer samples than there are ranks.
     """
     if not 0 <= rank < world_size:
-        raise OptionsError(
-            f"rank={rank} must be in 0..world_size-1, with world_size={world_size}", "range", "rank"
-        )
+        raise OptionsError(f"rank={rank} must be in 0..world_size-1, with world_size={world_size}")
     size = len(batch)
     return batch[size * rank // world_size : size * (rank + 1) // world_size]
 
@@ -112,6 +108,6 @@ def keyed_generator(seed: int, stream: int) -> np.random.Generator:
     """A random generator that (seed, stream) determine; others are statistically independent."""
     for name, value in (("seed", seed), ("stream", stream)):
         if not 0 <= value < 2**64:
-            raise OptionsError(f"{name}={value} must be in 0..2**64-1", "range", name)
+            raise OptionsError(f"{name}={value} must be in 0..2**64-1")
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key))

@@ -98,7 +98,6 @@ class Nested:
                 "the parts of a ConcatDataset have another normalization each; give them the same "
                 "by with_normalization",
                 "other settings",
-                "normalization",
             )
         return asked.pop()
 

@@ -151,18 +151,14 @@ class SegmentationDatastore(Datastore[FilePairs]):
 
     def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
         """Not of pairs, which have a class for each pixel: see `split`. Raises OptionsError."""
-        raise OptionsError(
-            "pairs of image and mask have no label each; use split(0.9, seed=0)", "no labels"
-        )
+        raise OptionsError("pairs of image and mask have no label each; use split(0.9, seed=0)")
 
     def concat(self, *others: Self) -> Self:
         """The pairs of this and others with the same classes, one after the other."""
         for other in others:
             # The same index would mean another class.
             if getattr(other, "_mask_classes", None) != self._mask_classes:
-                raise OptionsError(
-                    "concat takes datastores with the same classes=", "other classes", "classes"
-                )
+                raise OptionsError("concat takes datastores with the same classes=")
         return super().concat(*others)
 
     def with_classes(self, classes: Sequence[str]) -> Self:
@@ -215,9 +211,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
 def _height_and_width(size: object) -> tuple[int, int]:
     sides: list[Any] = list(size) if isinstance(size, Sequence) else [size, size]
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
-        raise OptionsError(
-            f"size={size!r} must be a number of pixels, or (height, width)", "type", "size"
-        )
+        raise OptionsError(f"size={size!r} must be a number of pixels, or (height, width)")
     return int(sides[0]), int(sides[1])
 
 

@@ -56,24 +56,18 @@ class MaskClasses:
             return cls("as is")
         if not isinstance(classes, Mapping) or not classes:
             raise OptionsError(
-                f"classes={classes!r} must map names of classes to ids or to colours, or be None",
-                "type",
-                "classes",
+                f"classes={classes!r} must map names of classes to ids or to colours, or be None"
             )
         listed = {name: _listed(name, value) for name, value in classes.items()}
         kinds = {_kind_of(name, one) for name, several in listed.items() for one in several}
         if len(kinds) > 1:
-            raise OptionsError(
-                "classes= must map all names to ids, or all of them to colours", "mixed", "classes"
-            )
+            raise OptionsError("classes= must map all names to ids, or all of them to colours")
         pairs = [(_code(one), place) for place, own in enumerate(listed.values()) for one in own]
         values = tuple(value for value, _ in pairs)
         if len(set(values)) < len(values):
             twice = next(value for value in values if values.count(value) > 1)
             shown = twice if kinds == {"ids"} else _colour(twice)
-            raise OptionsError(
-                f"classes= gives {shown} to two classes; give it to one", "twice", "classes"
-            )
+            raise OptionsError(f"classes= gives {shown} to two classes; give it to one")
         return cls(kinds.pop(), tuple(listed), values, tuple(place for _, place in pairs))
 
     def among(self, names: Sequence[str]) -> MaskClasses:
@@ -85,9 +79,7 @@ class MaskClasses:
         if lacking or self.kind == "as is":
             own = ", ".join(lacking) or "no names; pixels hold the indices"
             raise OptionsError(
-                f"the masks have {own}, and classes={list(names)!r} does not hold that",
-                "unknown class",
-                *lacking,
+                f"the masks have {own}, and classes={list(names)!r} does not hold that"
             )
         place = [names.index(name) for name in self.names]
         places = tuple(place[old] for old in self.places)
@@ -159,11 +151,7 @@ def _joined(colours: _Values) -> _Values:
 def _listed(name: str, value: Any) -> Sequence[Any]:
     several = list(value) if isinstance(value, list) else [value]
     if not isinstance(name, str) or not several:
-        raise OptionsError(
-            f"classes={{{name!r}: {value!r}}} must map a name to an id or a colour",
-            "id type",
-            "classes",
-        )
+        raise OptionsError(f"classes={{{name!r}: {value!r}}} must map a name to an id or a colour")
     return several
 
 
@@ -174,9 +162,7 @@ def _kind_of(name: str, value: Any) -> str:
         return "colours"
     raise OptionsError(
         f"classes={{{name!r}: {value!r}}}: give an id in 0..65535 or a colour (red, green, blue) "
-        "in 0..255, or a list of several",
-        "range",
-        "classes",
+        "in 0..255, or a list of several"
     )
 
 

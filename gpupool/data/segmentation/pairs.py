@@ -79,9 +79,7 @@ def matched(
     if isinstance(key, str):
         raise OptionsError(
             f'match={match!r} must be "stem" (the path without its extension) or a function from '
-            "the path of an image or mask to what both have in common",
-            "type",
-            "match",
+            "the path of an image or mask to what both have in common"
         )
     image_of = _by_key(images, key, image_name)
     mask_of = _by_key(masks, key, mask_name)

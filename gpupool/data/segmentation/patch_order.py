@@ -36,7 +36,7 @@ def patch_order(
     """
     for name, value in (("per_image", per_image), ("open_pairs", open_pairs)):
         if value < 1:
-            raise OptionsError(f"{name}={value} must be at least 1", "range", name)
+            raise OptionsError(f"{name}={value} must be at least 1")
     total = num_pairs * per_image
     num_full, last = divmod(total, batch_size) if num_batches(total, batch_size) else (0, 0)
     # More lanes than a batch has samples, or than there are pairs, would be empty.

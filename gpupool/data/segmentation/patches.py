@@ -73,7 +73,7 @@ class RandomPatches:
         numbers = {"per_image": per_image, "open_pairs": open_pairs, "size": min(size)}
         for name, value in numbers.items():
             if value < 1:
-                raise OptionsError(f"{name}={value} must be at least 1", "range", name)
+                raise OptionsError(f"{name}={value} must be at least 1")
         self._pairs, self._size, self._per_image = pairs, size, per_image
         self._seed, self._num_open, self._transform = seed, open_pairs, transform
         # Of each lane the pair in use and the next one. Where a pair gives few patches, the fetch

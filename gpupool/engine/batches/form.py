@@ -151,7 +151,6 @@ class BatchForm:
                 f"inputs='kwargs' needs batches with named columns, and these are a "
                 f"{type(batch).__name__}; leave it out.",
                 "no columns",
-                "inputs",
             )
         return batch
 
@@ -184,7 +183,6 @@ class BatchForm:
                 f"{', '.join(missing)} is missing. Rename the columns, or say which it gets, in "
                 "order: train(..., inputs=('NAME', ...)).",
                 "no columns",
-                "inputs",
             )
         if len(others) == 1 and not is_pair:
             return _sound(next(iter(others.values())))

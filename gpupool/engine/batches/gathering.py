@@ -62,9 +62,7 @@ def _whole(
         return TrainingError(
             f"gather=True: the ranks have {', '.join(map(str, shapes))}, which cannot be put "
             "together: let the network, or collate=, give the same shape everywhere, but for the "
-            "number of samples.",
-            "shapes",
-            "gather",
+            "number of samples."
         )
     own = tensor[: numbers[world.rank]]
     if world.size == 1:

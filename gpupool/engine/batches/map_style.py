@@ -126,6 +126,5 @@ def _one_sample(
             return loaded
     raise TrainingError(
         f"none of {len(tried):,} samples could be read, so there is nothing to train on; "
-        "on_error='raise' says what is wrong with the first of them.",
-        "all skipped",
+        "on_error='raise' says what is wrong with the first of them."
     )

@@ -35,8 +35,7 @@ def epoch_batches(
         if not shards.is_permutation(order, len(dataset)):
             raise TrainingError(
                 f"epoch_order() of the {type(dataset).__name__} does not name each of its "
-                f"{len(dataset):,} samples once; correct it, or take it away.",
-                "epoch order",
+                f"{len(dataset):,} samples once; correct it, or take it away."
             )
     else:
         order = shards.epoch_order(

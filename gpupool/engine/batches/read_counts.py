@@ -114,8 +114,7 @@ class ReadCounts:
         if self._num_samples and num_counted + len(self._skipped) != self._num_samples:
             raise TrainingError(
                 f"{self._name}: {num_counted:,} samples were counted and {len(self._skipped):,} "
-                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it.",
-                "miscounted",
+                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it."
             )
 
     def _too_many(self) -> TrainingError:
@@ -124,7 +123,5 @@ class ReadCounts:
         return TrainingError(
             f"{self._name}: {len(self._skipped):,} of {self._num_samples:,} samples could not be "
             f"read so far, more than the {self._most_skipped:,} that on_error='skip' leaves out: "
-            f"{named}{more}. Repair them.",
-            "too many",
-            "on_error",
+            f"{named}{more}. Repair them."
         )

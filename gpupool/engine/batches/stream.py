@@ -92,8 +92,7 @@ def stream_shares(
                 if is_empty:
                     raise TrainingError(
                         f"the stream {type(dataset).__name__} gave no sample; if it was walked "
-                        "through before, let its __iter__ start over each time.",
-                        "no sample",
+                        "through before, let its __iter__ start over each time."
                     )
                 return
             is_empty = False
@@ -156,8 +155,7 @@ def _cuts(
             spare = batch_of(read[:1], reading.pin, reading.collate)
         if not spare.num:
             raise TrainingError(
-                f"none of the first {len(chunk):,} samples of the stream could be read.",
-                "all skipped",
+                f"none of the first {len(chunk):,} samples of the stream could be read."
             )
         # The whole batch was walked through; only this rank's share of it is collated and kept.
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
@@ -202,8 +200,7 @@ def _compare(cut: _Cut | None, world: World, epoch: int) -> None:
     raise TrainingError(
         f"epoch {epoch}: the stream is not the same on every rank, {what}. Let it "
         "shuffle by the epoch (set_epoch) or by torch's random numbers, and not split itself by "
-        "rank: gpupool does that.",
-        "ranks differ",
+        "rank: gpupool does that."
     )
 
 

@@ -44,7 +44,6 @@ def moved(name: str, batch: Any, device: torch.device) -> Any:
             f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
             "transform or the data set returns",
             "no tensor",
-            name,
         )
     return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
 

@@ -44,7 +44,7 @@ def part_of(tree: Any, name: Any, what: str = "the outputs of the network") -> A
         if names is None and isinstance(tree, (list, tuple)):
             names = range(len(tree))
         there = f"only {', '.join(map(repr, names))}" if names else f"are a {type(tree).__name__}"
-        raise TrainingError(f"{what} have no {name!r}: {there}.", "no name", name)
+        raise TrainingError(f"{what} have no {name!r}: {there}.")
     if isinstance(tree, Mapping) or isinstance(name, int):
         return tree[name]
     return getattr(tree, name)

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from gpupool.core.errors import GpuPoolError, RankError
+from gpupool.core.errors import RankError
 from gpupool.core.wire.replies import Raised
 from gpupool.data import device as devices
 from gpupool.engine import calls
@@ -48,7 +48,6 @@ def describe(error: BaseException) -> Raised:
     frames = [frame for one in chain for frame, _ in traceback.walk_tb(one.__traceback__)]
     is_earlier = _is_collective(error) and forming.is_of_earlier(frames)
     collective = not is_earlier and any(map(_is_collective, chain))
-    kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
     described = RankError(
         rank=this_rank().rank,
         ename=type(error).__name__,
@@ -58,8 +57,6 @@ def describe(error: BaseException) -> Raised:
         failed_at=failed_at,
         where=_where(error),
         hint=_CONTEXT_LOST if is_context_lost(*chain) else "",
-        kind="earlier group" if is_earlier else kind,
-        names=names,
     )
     if any(map(_is_out_of_memory, chain)):
         _release(frames)

@@ -113,12 +113,11 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
     if lost(values.numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank().rank} has lost values that the notebook had sent. Run the cell "
-            "again: they are sent again.",
-            "lost",
+            "again: they are sent again."
         )
     if failed := _let_mean(values.numbers, values.aliases, arrived):
         reasons = "; ".join(failed.values())
-        raise ParcelsLostError(f"what the notebook sent cannot be read: {reasons}", "unreadable")
+        raise ParcelsLostError(f"what the notebook sent cannot be read: {reasons}")
     before = _identities(names)
     reply = work()
     now, space = _identities(names), this_shell().user_ns

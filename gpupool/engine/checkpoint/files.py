@@ -88,16 +88,14 @@ class Checkpoints:
             own = [name for name in self.names() if self._is_sealed(name)]
             later = [name for name in own if step_of(name) > step and self._is_whole(name)]
         except DataError as error:
-            raise TrainingError(f"checkpoint: {error}", error.kind, url=error.url) from None
+            raise TrainingError(f"checkpoint: {error}") from None
         if overwrite:
             self._replaced = set(later)
         elif later:
             raise TrainingError(
                 f"checkpoint: {self._target.name(later[-1])} is there already, and this training "
                 f"begins after step {step}. resume='auto' continues from it; overwrite=True starts "
-                "from scratch and removes it later; or give another folder.",
-                "exists",
-                url=self._target.name(later[-1]),
+                "from scratch and removes it later; or give another folder."
             )
         self._own.update(set(own) - self._replaced)
 
@@ -174,19 +172,13 @@ class Checkpoints:
         if name is None:
             found = self.load_newest()
             if found is None:
-                raise TrainingError(
-                    f"{self._target.name('')} holds no checkpoint; check the URL.",
-                    "missing",
-                    url=self._target.name(""),
-                )
+                raise TrainingError(f"{self._target.name('')} holds no checkpoint; check the URL.")
             return found[1]
         content = unsealed(self._target.get(name))
         if content is None:
             raise TrainingError(
                 f"{self._target.name(name)} is cut short, damaged, or no checkpoint of gpupool; "
-                "take another one.",
-                "damaged",
-                url=self._target.name(name),
+                "take another one."
             )
         return _loaded(content, self.url(name))
 

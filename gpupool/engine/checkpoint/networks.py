@@ -59,7 +59,7 @@ def save(
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise TrainingError(f"model is a {type(model).__name__}, not a network.", "type", "model")
+        raise TrainingError(f"model is a {type(model).__name__}, not a network.")
     known = info_of(model)
     model = without_wrappers(model)
     state = copied(model.state_dict())
@@ -159,9 +159,7 @@ def _as_safetensors(state: Mapping[str, Any], known: NetworkInfo) -> bytes:
     if others := [name for name, value in state.items() if not hasattr(value, "contiguous")]:
         raise TrainingError(
             f"a file of safetensors holds tensors alone, and {others[0]} is none; save the network "
-            "with another ending than .safetensors.",
-            "extra state",
-            "model",
+            "with another ending than .safetensors."
         )
     # Each tensor with memory of its own, as the format demands.
     tensors = {name: value.clone().contiguous() for name, value in state.items()}

@@ -111,7 +111,7 @@ class Metrics:
                 values |= _numbers(entry.name, found)
             except Exception as error:  # of the user's metric; raised again on every rank
                 text = f"the metric {entry.name!r} cannot be computed: {error}"
-                return TrainingError(text, "not computed", entry.name)
+                return TrainingError(text)
         return values
 
 
@@ -141,10 +141,7 @@ def make_metrics(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise TrainingError(
-            f"metrics: there are two of the name {twice!r}; wrap one in a function of "
-            "another name.",
-            "twice",
-            twice,
+            f"metrics: there are two of the name {twice!r}; wrap one in a function of another name."
         )
     return Metrics(entries)
 

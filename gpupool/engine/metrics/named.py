@@ -100,8 +100,7 @@ def classes(outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int]:
     if outputs.shape != targets.shape or (outputs.ndim > 1 and outputs.ndim < 3):
         raise TrainingError(
             f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} are not scores of "
-            "classes and classes: a metric of classes needs (N, C, ...) and (N, ...).",
-            "no classes",
+            "classes and classes: a metric of classes needs (N, C, ...) and (N, ...)."
         )
     return (outputs > 0).long(), targets.round().long(), 2
 
@@ -153,8 +152,7 @@ def confusion_counts(predicted: Tensor, actual: Tensor, num_classes: int, ignore
         wrong = sorted(set(actual[counts].tolist()) - set(range(num_classes)))[:3]
         raise TrainingError(
             f"the targets have class {', '.join(map(str, wrong))}, the network has {num_classes} "
-            f"outputs: classes are 0 to {num_classes - 1}.",
-            "unknown class",
+            f"outputs: classes are 0 to {num_classes - 1}."
         )
     # What is left out is counted in a place of its own: selecting the others would need their
     # number, which is read from the device.
@@ -295,7 +293,5 @@ def _require_tensors(outputs: Any, targets: Any) -> None:
         if not isinstance(value, Tensor):
             raise TrainingError(
                 f"the {what} are a {type(value).__name__}, not a tensor: name the output that a "
-                "metric is of, metrics={'mask': 'mean_iou'}.",
-                "no tensor",
-                "metrics",
+                "metric is of, metrics={'mask': 'mean_iou'}."
             )

@@ -113,9 +113,7 @@ def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
             raise TrainingError(
                 f"the batch norm {name!r} is a {type(module).__name__} with a forward of its own, "
                 "which cannot be synchronised: choose batch_norm='local' or 'frozen', or a "
-                "torch.nn.BatchNorm.",
-                "own forward",
-                name,
+                "torch.nn.BatchNorm."
             )
         was = type(module)
         module.__class__ = SyncBatchNorm  # keeps hooks, and who else refers to it

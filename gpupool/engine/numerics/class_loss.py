@@ -31,9 +31,7 @@ def require_outputs(outputs: Any, num_classes: int) -> None:
     if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] < num_classes:
         raise TrainingError(
             f"the network has {outputs.shape[1]} outputs, and the data have {num_classes} classes: "
-            f"gpupool.replace_head(model, {num_classes}) gives it as many.",
-            "too few",
-            "model",
+            f"gpupool.replace_head(model, {num_classes}) gives it as many."
         )
 
 
@@ -45,9 +43,7 @@ def require_tensor(outputs: Any) -> None:
         raise TrainingError(
             f"the network gives a {type(outputs).__name__} with {', '.join(map(repr, names))}: say "
             f"which the loss is of, as loss={{{names[0]!r}: 'cross_entropy'}}, or give a function "
-            "(outputs, targets).",
-            "several outputs",
-            "loss",
+            "(outputs, targets)."
         )
 
 

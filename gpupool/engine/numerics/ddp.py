@@ -65,9 +65,7 @@ def _check_can_send(model: nn.Module) -> None:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise TrainingError(
                 f"{name} of the network holds numbers of the format {kind}, which ranks cannot "
-                "exchange: store them as int32 or float32, or train on one rank.",
-                "format",
-                name,
+                "exchange: store them as int32 or float32, or train on one rank."
             )
 
 

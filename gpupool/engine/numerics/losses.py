@@ -92,9 +92,7 @@ def make_loss(
     if weight is not None and not _is_own(loss):
         raise TrainingError(
             f"weight={weight!r} does nothing with the loss {name_of(loss)!r}, which counts what it "
-            "is a mean over itself: leave it out.",
-            "no effect",
-            "weight",
+            "is a mean over itself: leave it out."
         )
     if isinstance(loss, str):
         return _NAMED[loss]
@@ -140,9 +138,7 @@ class _Counted:
             found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
             raise TrainingError(
                 f"the loss {name_of(self.function)} gave {found}: it must give the mean over the "
-                "samples as a tensor of one number.",
-                "no number",
-                "loss",
+                "samples as a tensor of one number."
             )
         return mean
 
@@ -219,9 +215,7 @@ def require_gradient(mean_loss: Tensor) -> None:
         raise TrainingError(
             "the loss has no gradient: it does not depend on the network's outputs, or was cut off "
             "from them by .detach(), .item(), .numpy(), argmax, torch.tensor() or torch.no_grad(). "
-            "Compute it from the outputs by functions of torch.",
-            "no gradient",
-            "loss",
+            "Compute it from the outputs by functions of torch."
         )
 
 
@@ -238,8 +232,7 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         else:
             raise TrainingError(
                 f"the network gives {_shape(outputs)}, the targets are {_shape(targets)}: they "
-                "must have the same shape.",
-                "shapes",
+                "must have the same shape."
             )
     return outputs, targets.to(outputs.dtype)
 
@@ -279,11 +272,7 @@ def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
         loss, weight = asked if isinstance(asked, tuple) else (asked, 1.0)
         parts.append((name, make_loss(loss, device), float(weight)))
     if any(loss.num_terms > 1 for _, loss, _ in parts):
-        raise TrainingError(
-            "loss: a dict of losses in a dict of losses; give one, of all outputs.",
-            "nested",
-            "loss",
-        )
+        raise TrainingError("loss: a dict of losses in a dict of losses; give one, of all outputs.")
     counts_samples = all(isinstance(p, _Counted) and p.counts is None for _, p, _ in parts)
     ignored = next((p.ignored for _, p, _ in parts if isinstance(p, ClassLoss)), NO_CLASS)
     return _OfOutputs(tuple(parts), 1 if counts_samples else len(parts), ignored)
@@ -301,15 +290,11 @@ def _check_module(loss: nn.Module) -> None:
     if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
         raise TrainingError(
             f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
-            "on several ranks needs: leave reduction out.",
-            "no mean",
-            "loss",
+            "on several ranks needs: leave reduction out."
         )
     trains = [key for key, parameter in loss.named_parameters() if parameter.requires_grad]
     if trains:
         raise TrainingError(
             f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
-            "them a part of the model, and give a loss that takes them from its outputs.",
-            "parameters",
-            "loss",
+            "them a part of the model, and give a loss that takes them from its outputs."
         )

@@ -44,9 +44,7 @@ class ModelLoss:
                 f"the network gave no loss, only {shown}: networks of Hugging Face do if the batch "
                 "has labels (for a language model, collate=transformers."
                 "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a "
-                "loss: train(model, data, loss).",
-                "no loss",
-                "loss",
+                "loss: train(model, data, loss)."
             )
         return found
 
@@ -92,9 +90,7 @@ def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> 
     if found.ndim:
         raise TrainingError(
             f"weight= gave shape {tuple(found.shape)}: it must give one number, over how much the "
-            "loss of this batch is a mean.",
-            "no number",
-            "weight",
+            "loss of this batch is a mean."
         )
     return found
 
@@ -109,9 +105,7 @@ def _tokens(targets: Any, num_here: int, *, shifts: bool) -> Tensor:
     if not isinstance(labels, Tensor):
         raise TrainingError(
             "weight='tokens' counts labels that are not -100, and the batch has no tensor of "
-            "labels: give a function that counts, weight=lambda batch: ...",
-            "no labels",
-            "weight",
+            "labels: give a function that counts, weight=lambda batch: ..."
         )
     return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
 

@@ -30,9 +30,7 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionsError(
                 f"optimizer={options.optimizer!r} gave a {type(made).__name__}: it must make a "
-                "torch.optim.Optimizer of the parameter groups that it gets.",
-                "type",
-                "optimizer",
+                "torch.optim.Optimizer of the parameter groups that it gets."
             )
         for group in made.param_groups:  # it may have made groups of its own
             group.setdefault("lr_factor", 1.0)
@@ -81,8 +79,7 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
             groups.setdefault((rates[name], decays[name]), []).append(parameter)
     if not groups:
         raise TrainingError(
-            "the model has no parameter that trains: all are frozen, or it has none.",
-            "nothing trains",
+            "the model has no parameter that trains: all are frozen, or it has none."
         )
     found: Groups = []
     for (rate, decay), parameters in groups.items():

@@ -214,9 +214,7 @@ class Monitor:
                 known = ", ".join(map(repr, self._metrics))
                 raise OptionsError(
                     f"{name!r} is no metric of this monitor, which has {known}; name it in "
-                    "gpupool.monitor(metrics=[...]).",
-                    "no metric",
-                    name,
+                    "gpupool.monitor(metrics=[...])."
                 )
 
 
@@ -244,7 +242,7 @@ def monitor(
         OptionsError: an argument that makes no sense.
     """
     if isinstance(metrics, str) or not metrics:
-        raise OptionsError.of("metrics", metrics, 'give a list of names, such as ["loss"].', "type")
+        raise OptionsError.of("metrics", metrics, 'give a list of names, such as ["loss"].')
     if num_steps < 0:
         raise OptionsError.of("num_steps", num_steps, "must not be negative; 0 means unknown.")
     if report_every is not None and report_every < 1:

@@ -41,9 +41,7 @@ class BestWeights:
         if run.options.objective not in values:
             raise OptionsError(
                 f"objective={run.options.objective!r} is not among what a validation gives here: "
-                f"{', '.join(values)}. Name it in metrics, or choose one of these.",
-                "not measured",
-                "objective",
+                f"{', '.join(values)}. Name it in metrics, or choose one of these."
             )
         if not run.early_stopping.add_validation(event.step, values):
             return event

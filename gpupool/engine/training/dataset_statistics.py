@@ -48,9 +48,7 @@ def fit_normalization(
     """
     if getattr(dataset, "normalization", None) is not None:
         raise OptionsError(
-            "normalize='fit' for data that has with_normalization already: leave one of them out.",
-            "conflict",
-            "normalize",
+            "normalize='fit' for data that has with_normalization already: leave one of them out."
         )
     here = _NOTHING
     options = in_order(options)
@@ -59,9 +57,7 @@ def fit_normalization(
         if not isinstance(share.inputs, Tensor) or share.inputs.ndim < 2:
             raise OptionsError(
                 "normalize='fit' needs inputs that are one tensor of channels, such as images; "
-                "normalize others in a transform.",
-                "no channels",
-                "normalize",
+                "normalize others in a transform."
             )
         if share.num_here:
             here = here.joined(_moments(share.inputs.double()))

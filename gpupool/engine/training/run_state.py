@@ -74,10 +74,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
     if state.get("format") != FORMAT:
         raise TrainingError(
             f"resume: {url} has format {state.get('format')}, this version of gpupool reads "
-            f"{FORMAT}; resume with the version that has written it.",
-            "format",
-            "resume",
-            url=url,
+            f"{FORMAT}; resume with the version that has written it."
         )
     # First everything that can be refused: a run must not be half of one and half of the other.
     now = _identity(run, dataset)
@@ -89,10 +86,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainingError(
             f"resume: {url} is of another network or optimizer ({_first_problem(error)}); give "
-            "those it was made with, or start from scratch without resume.",
-            "other network",
-            "resume",
-            url=url,
+            "those it was made with, or start from scratch without resume."
         ) from None
     for name, part in (("scaler", run.scaler), ("ema", run.ema)):
         if (part is None) != (state[name] is None):
@@ -100,11 +94,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
             had = "without" if state[name] is None else "with"
             raise TrainingError(
                 f"resume: {url} was made {had} {option}, which this training differs in; give the "
-                f"same {option}.",
-                "other option",
-                "resume",
-                option,
-                url=url,
+                f"same {option}."
             )
         if part is not None:
             _load_part(part, state[name])
@@ -183,11 +173,7 @@ def _check_identity(
             raise TrainingError(
                 f"resume: {url} was made with {_words(name, had)}, and this training has "
                 f"{_words(name, now[name])}; to be resumed it needs the same data in the same "
-                "order. Give those, or start from scratch without resume.",
-                "other data",
-                "resume",
-                name,
-                url=url,
+                "order. Give those, or start from scratch without resume."
             )
 
 

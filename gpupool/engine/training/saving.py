@@ -181,10 +181,7 @@ class Saving:
             text = str(error).split("\n")[0]
             raise TrainingError(
                 f"resume: {url} holds no whole state of a training ({type(error).__name__}: "
-                f"{text}); take another checkpoint.",
-                "damaged",
-                "resume",
-                url=url,
+                f"{text}); take another checkpoint."
             ) from None
 
     def _save_last(self, within_s: float | None) -> None:
@@ -236,10 +233,7 @@ def _find(
         if name is None and options.resume is True:
             where = checkpoints.url("")
             raise TrainingError(
-                f"resume: {where} holds no checkpoint; 'auto' starts from scratch then.",
-                "missing",
-                "resume",
-                url=where,
+                f"resume: {where} holds no checkpoint; 'auto' starts from scratch then."
             )
         if name is None:
             return None
@@ -257,7 +251,7 @@ def fail_together(world: World, work: Callable[[], T]) -> T:
     try:
         value = work()
     except GpuPoolError as error:
-        problem = TrainingError(str(error), error.kind, *error.names, url=error.url)
+        problem = TrainingError(str(error))
     # Every rank gets here, so none waits for one that has failed.
     first = next(filter(None, world.gather(problem)), None)
     if first is not None:

@@ -303,8 +303,6 @@ def _cut(share: Share, start: int, stop: int) -> MicroBatch:
     except ValueError as error:
         raise TrainingError(
             f"accumulate= cuts a batch of {num} samples into parts, and this one has {error}: let "
-            "collate= give tensors or lists with an entry for each sample, or leave it out.",
-            "cannot cut",
-            "accumulate",
+            "collate= give tensors or lists with an entry for each sample, or leave it out."
         ) from None
     return MicroBatch(inputs, targets, stop - start)

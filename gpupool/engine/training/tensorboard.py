@@ -37,15 +37,13 @@ class Board:
         except ImportError:
             raise TrainingError(
                 f"tensorboard={without_passwords(url)!r} needs the package tensorboard: "
-                "pip install 'gpupool[tensorboard]', and restart the pool.",
-                "no tensorboard",
-                "tensorboard",
+                "pip install 'gpupool[tensorboard]', and restart the pool."
             ) from None
         self._target = Target(url)
         try:
             self._target.check()
         except DataError as error:
-            raise TrainingError(f"tensorboard: {error}", "cannot write", "tensorboard") from None
+            raise TrainingError(f"tensorboard: {error}") from None
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._buffer = io.BytesIO()
         self._records = RecordWriter(self._buffer)

@@ -164,7 +164,6 @@ class LiveView:
             plain += f"\n{notice_text(self._notice)}"
         return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
 
-
     def _show_report(self) -> None:
         assert self._report is not None
         look, report = self._look, self._report

@@ -77,7 +77,7 @@ class Commands:
         if word not in self._commands:
             meant = _MEANT.get(word.lower().lstrip("-"))
             hint = f"Did you mean {meant!r}?" if meant else suggest(word, self._commands)
-            raise OptionsError(f"%gpupool has no command {word!r}. {hint}", "unknown", word)
+            raise OptionsError(f"%gpupool has no command {word!r}. {hint}")
         if word in ("env", "start"):  # before anything is parsed, which would repeat it
             typed_secrets.refuse_typed_value(rest)
         if not _HELP.isdisjoint(rest.split()):
@@ -125,9 +125,7 @@ class Commands:
         if not chosen.variables:
             raise OptionsError(
                 "%gpupool sync: give the source rank and the variables to copy, as in "
-                "`%gpupool sync 0 model optimizer`.",
-                "incomplete",
-                "sync",
+                "`%gpupool sync 0 model optimizer`."
             )
         ranks = session.current_pool().sync_from(chosen.rank, *chosen.variables, ranks=chosen.ranks)
         names, listed = ", ".join(chosen.variables), ", ".join(map(str, ranks))
@@ -150,17 +148,13 @@ class Commands:
         chosen = arguments.env_parser().parse_line(rest)
         pool = session.current_pool()
         if chosen.aws and chosen.unset:
-            raise OptionsError(
-                "%gpupool env: --aws and --unset exclude each other.", "conflict", "aws", "unset"
-            )
+            raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
         if chosen.names or chosen.aws:
             changed = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
             credentials = pool.status().credentials if chosen.aws else ""
             print(tables.env_text(changed, pool.world_size, chosen.unset, credentials))
         elif chosen.unset:
-            raise OptionsError(
-                "%gpupool env --unset: name the variables to remove.", "incomplete", "unset"
-            )
+            raise OptionsError("%gpupool env --unset: name the variables to remove.")
         else:
             status = pool.status()
             credentials = status.credentials

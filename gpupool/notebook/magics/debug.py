@@ -41,8 +41,7 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
             _say(pool, rank, "q")
             raise PoolError(
                 "%gpupool debug asks for commands, and this front end cannot ask for input. The "
-                "traceback of each rank is in the error: error.errors[rank].traceback.",
-                "no input",
+                "traceback of each rank is in the error: error.errors[rank].traceback."
             ) from None
         is_open = _say(pool, rank, line)
 
@@ -50,21 +49,14 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
 def _choose(pool: Pool, chosen: str | None) -> int:
     pool.wait_until_usable()
     if pool.status().state == "busy":
-        raise PoolError(
-            "a cell is still running. Wait for it, or end it: `%gpupool interrupt`.", "busy"
-        )
+        raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
     if chosen is None:
         if pool.last_error is None:
-            raise PoolError(
-                "nothing has failed on the ranks of this pool: nothing to look at.",
-                "nothing failed",
-            )
+            raise PoolError("nothing has failed on the ranks of this pool: nothing to look at.")
         return pool.last_error.first.rank
     ranks = pool.select(chosen)
     if len(ranks) != 1:
-        raise PoolError(
-            f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.", "one rank"
-        )
+        raise PoolError(f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.")
     return ranks[0]
 
 

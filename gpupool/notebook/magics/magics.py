@@ -75,8 +75,7 @@ class GpupoolMagics(Magics):
         """What IPython looks for where `%%spmd` is not the first line of its cell."""
         raise OptionsError(
             "%%spmd must be the first line of its cell: put what stands above it into a cell of "
-            "its own, or below it, where it runs on every rank.",
-            "not first",
+            "its own, or below it, where it runs on every rank."
         )
 
     def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
@@ -120,7 +119,7 @@ class GpupoolMagics(Magics):
         """
         __tracebackhide__ = True
         if not line.strip():
-            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.", "incomplete")
+            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
         source = in_its_place(line, self.shell)
         return self._begin(source, "auto", notebook=self._notebook(), is_value=True).result()
 

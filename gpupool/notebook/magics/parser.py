@@ -37,7 +37,7 @@ class MagicParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(f"{self.prog}: {_sentence(message)} Usage: {self._usage()}", "form")
+        raise OptionsError(f"{self.prog}: {_sentence(message)} Usage: {self._usage()}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """The arguments on a magic's line, split as a shell does.
@@ -48,16 +48,15 @@ class MagicParser(argparse.ArgumentParser):
         try:
             words = shlex.split(line)
         except ValueError as error:
-            raise OptionsError(f"{self.prog}: {error}.", "form") from None
+            raise OptionsError(f"{self.prog}: {error}.") from None
         try:
             # Not `parse_args`, whose error for a word too much repeats it: it may be a secret.
             parsed, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             sentence = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
-            names = [error.argument_name.split("/")[-1]] if error.argument_name else []
-            raise OptionsError(plain(_without_values(sentence, words)), "form", *names) from None
+            raise OptionsError(plain(_without_values(sentence, words))) from None
         except OptionsError as error:
-            raise OptionsError(plain(_without_values(str(error), words)), error.kind) from None
+            raise OptionsError(plain(_without_values(str(error), words))) from None
         if unknown:
             raise self._unknown(unknown)
         return parsed
@@ -68,9 +67,9 @@ class MagicParser(argparse.ArgumentParser):
         known = self.option_names()
         if options and known:
             sentence = f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
-            return OptionsError(plain(sentence), "no option", plain(options[0]))
+            return OptionsError(plain(sentence))
         message = f"{self.prog}: {words[0]!r} is too much. Usage: {self._usage()}"
-        return OptionsError(plain(_without_values(message, words)), "too much")
+        return OptionsError(plain(_without_values(message, words)))
 
     def manual(self) -> str:
         """What `-h` shows: how a line is written, what it does, and each argument."""

@@ -23,7 +23,5 @@ def refuse_typed_value(line: str) -> None:
         f"{name}=...: name the variable only, its value is taken from the notebook's environment: "
         f'os.environ["{name}"] = getpass.getpass() asks for it and keeps it nowhere else. '
         "The typed value is still in this cell and in IPython's history: delete it there, or "
-        "replace the secret.",
-        "value",
-        name,
+        "replace the secret."
     )

@@ -48,9 +48,7 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
         return
     if how == "plot" and not in_notebook():
         raise OptionsError(
-            "progress='plot' needs a notebook, and this is none: choose 'auto' or 'table'.",
-            "no notebook",
-            "progress",
+            "progress='plot' needs a notebook, and this is none: choose 'auto' or 'table'."
         )
     if how == "table" or not in_notebook():
         # what a notebook gets on stderr looks like an error

@@ -251,9 +251,8 @@ class Execution(Generic[Value]):
         """Say of each rank that failed how it did, and what went with one that was replaced."""
         for rank, failure in self._failures.items():
             said = failure.error.evalue
-            hint, name = self._all_ranks.hint(rank, said)
-            if hint:
-                error = replace(failure.error, evalue=said + hint, kind="lost", names=(name,))
+            if hint := self._all_ranks.hint(rank, said):
+                error = replace(failure.error, evalue=said + hint)
                 self._failures[rank] = replace(failure, error=error)
         resolved = resolve(
             self._failures,

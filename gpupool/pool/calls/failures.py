@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gpupool.core.errors import BY_USER, GpuPoolError, RankError
+from gpupool.core.errors import RankError
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
@@ -24,10 +24,7 @@ def without_reply(rank: int, failure: BaseException, hidden: Secrets) -> Raised:
     """What ended a call that has no reply: the engine died, or did not run our function at all."""
     text = redact(str(failure), hidden)  # the end of a log may hold anything
     at = getattr(failure, "died_at", None) or time.time()
-    error = RankError(rank, type(failure).__name__, text, failed_at=at)
-    if isinstance(failure, GpuPoolError):
-        error = replace(error, kind=failure.kind, names=failure.names)
-    return Raised(error)
+    return Raised(RankError(rank, type(failure).__name__, text, failed_at=at))
 
 
 def masked(raised: Raised, hidden: Secrets) -> Raised:
@@ -98,7 +95,7 @@ def _interrupted(failure: Raised, limit: tuple[str, str] | None, was: Location) 
     if was.doing or failure.collective:  # C++ code raises its own error and not the interrupt
         error = replace(error, ename=_INTERRUPT, evalue=f"in {was.doing or 'a collective'}")
     if limit is None:
-        return replace(error, kind=BY_USER, was=was.was)
+        return replace(error, by_user=True, was=was.was)
     name, words = limit
     return replace(
         error,

@@ -123,7 +123,7 @@ class Freeing:
             return {}
         listed = ", ".join(map(str, ranks))
         reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
-        self._all_ranks.health.give_up(f"{reason}.", ranks)
+        self._all_ranks.give_up(f"{reason}.", ranks)
         at = time.time()
         return {r: Raised(RankError(r, "Unresponsive", reason, failed_at=at)) for r in ranks}
 

@@ -316,8 +316,7 @@ class Engines:
         """The error of a start in which something did not come."""
         return PoolStartError(
             f"{what} did not come up within {self._timeout_s:g} s. "
-            "A larger timeout_s (--timeout) gives a slow machine more time.",
-            "late",
+            "A larger timeout_s (--timeout) gives a slow machine more time."
         )
 
     # ---- inside --------------------------------------------------------------------------
@@ -347,10 +346,10 @@ class Engines:
         ask_at = time.monotonic() + _ASK_AGAIN_S
         while what := missing():
             if self.stopped:  # by another thread, while this one waits
-                raise PoolStartError("the pool was stopped.", "stopped")
+                raise PoolStartError("the pool was stopped.")
             for rank, loss in self.losses.items():
                 if self._engines[rank].state is State.LOST:
-                    raise PoolStartError(with_log(loss.sentence, loss.log_tail), "lost")
+                    raise PoolStartError(with_log(loss.sentence, loss.log_tail))
             if time.monotonic() > late:
                 raise self.too_late(what)
             if self._client is not None and time.monotonic() > ask_at:
@@ -423,7 +422,7 @@ def value_of(rank: int, reply: Reply[Value]) -> Value:
     if reply.raised is not None:
         error = reply.raised.error
         message = of_rank(rank, error.evalue or error.ename)
-        raise PoolError(message, error.kind, *error.names, ranks=[rank])
+        raise PoolError(message, ranks=[rank])
     return reply.value
 
 

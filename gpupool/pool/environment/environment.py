@@ -195,9 +195,7 @@ class Environment:
                     missing.discard(rank)
                 if answer.error:
                     text = redact(answer.error, self.secrets)
-                    raise PoolError(
-                        f"rank {rank} has the new variables, but: {text}", "partly", ranks=[rank]
-                    )
+                    raise PoolError(f"rank {rank} has the new variables, but: {text}", ranks=[rank])
             missing &= set(self._engines.alive_ranks())
             # Who has not heard it has just come up, and nothing to refresh; who has is at it.
             request = SetEnvironment(request.variables, request.unset, refresh=False)
@@ -206,6 +204,5 @@ class Environment:
             raise PoolError(
                 f"rank {listed} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
                 "stopped, or in code that does not return to Python.",
-                "late",
                 ranks=sorted(missing),
             )

@@ -71,8 +71,7 @@ class Forked(Launcher):
         if not self.client_file.exists():
             raise PoolError(
                 f"the pool's private folder, {self.folder}, was removed, perhaps by a cleaner of "
-                "temporary files. `%gpupool stop`, then `%gpupool start`, makes a new pool.",
-                "folder removed",
+                "temporary files. `%gpupool stop`, then `%gpupool start`, makes a new pool."
             )
 
     def log_path(self, name: str) -> Path:
@@ -134,7 +133,7 @@ class Forked(Launcher):
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         if self._released:  # the starter may have another pool by now
-            raise PoolError("the pool was stopped.", "stopped")
+            raise PoolError("the pool was stopped.")
         arguments = [*argv, f"--profile-dir={self.folder / 'profile'}"]
         self._starter.command(lines.Spawn(name, target, arguments, env, str(self.log_path(name))))
 
@@ -142,7 +141,7 @@ class Forked(Launcher):
         with self._changed:
             self._changed.wait_for(lambda: holds() or self._stopped.is_set(), _ANSWER_S)
             if not holds():
-                raise PoolError(f"the starter of the pool {failure}.", "starter lost")
+                raise PoolError(f"the starter of the pool {failure}.")
 
     def _on_event(self, event: lines.Line) -> None:
         """Hear what the starter reports; called from its reader thread."""

@@ -64,17 +64,13 @@ def place_ranks(
         gpus = choose(found, options.gpus or None)
         why_cpu = found.why_none
     if not gpus and options.device == "gpu":
-        raise PlacementError(
-            f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.", "no GPU", "device"
-        )
+        raise PlacementError(f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.")
     size = options.n or len(gpus)
     num_cards = len({gpu.card for gpu in gpus})  # NCCL joins no instances of one GPU
     if options.backend == "nccl" and (not gpus or size > num_cards):
         have = f"{num_cards} can be used" if gpus else why_cpu
         raise OptionsError(
-            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'.",
-            "no GPU",
-            "backend",
+            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'."
         )
     if gpus:
         candidates = gpus[:size] if options.gpus else gpus
@@ -92,8 +88,7 @@ def too_few(why: str, free: int, num_gpus: int, number: int, kind: str) -> Place
     take = f"`-n {free}` takes those" if free else "`--cpu` starts CPU ranks"
     return PlacementError(
         f"You asked for {number} of {num_gpus} GPUs, and {free} can be had; {why}. {take}; "
-        "--force (force=True) shares the GPUs.",
-        kind,
+        "--force (force=True) shares the GPUs."
     )
 
 

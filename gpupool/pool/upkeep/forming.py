@@ -63,7 +63,7 @@ class Forming:
                 self.wait_until_gone(error.ranks)
                 raise EngineDiedError(text) from error
             message = f"the process group was not formed: {text}"
-            raise GroupError(message, error.kind, *error.names, ranks=error.ranks) from error
+            raise GroupError(message, ranks=error.ranks) from error
 
     def abort(self, numbers: Mapping[int, int | None]) -> None:
         """Have ranks leave their collectives; returns at once.

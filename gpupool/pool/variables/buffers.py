@@ -116,6 +116,5 @@ def _check_memory(num_bytes: int) -> None:
         raise PoolError(
             f"it takes {num_bytes / 2**30:.1f} GiB once more, as the copy that all ranks share, "
             f"and {free / 2**30:.1f} GiB of memory are free. Keep the data in files that ranks "
-            "map: numpy.load(path, mmap_mode='r').",
-            "memory",
+            "map: numpy.load(path, mmap_mode='r')."
         )

@@ -102,9 +102,7 @@ class Composite:
 
     # pickle would take `_variables` along, and with it the pool.
     def __reduce__(self) -> Any:
-        raise PoolError(
-            f"{self} is a handle of values on the ranks; {self}.gather() fetches them.", "handle"
-        )
+        raise PoolError(f"{self} is a handle of values on the ranks; {self}.gather() fetches them.")
 
     def __str__(self) -> str:
         return ".".join((self._name, *self._path))
@@ -148,7 +146,7 @@ class Constant:
         self._variables.release(self.number)
 
     def __reduce__(self) -> Any:
-        raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")
+        raise PoolError(f"{self!r} means something on the ranks of its pool only.")
 
     def __repr__(self) -> str:
         return f"Constant({self._kind}, on {rank_count(self._variables.world_size)})"

@@ -77,9 +77,8 @@ class Losses:
             way_on = "no other rank has it"
         return f"{name} was lost with {ended}; {way_on}"
 
-    def hint(self, rank: int, evalue: str) -> tuple[str, str]:
-        """What to add to a rank's error that says of a lost name that it means nothing, and the
-        name; "" of any other error."""
+    def hint(self, rank: int, evalue: str) -> str:
+        """What to add to a rank's error that says of a lost name that it means nothing, else ""."""
         found = _MISSING.search(evalue)
         name = (found[1] or found[2]) if found else ""
-        return (f" ({self.sentence(name)})", name) if rank in self.of(name) else ("", "")
+        return f" ({self.sentence(name)})" if rank in self.of(name) else ""

@@ -35,9 +35,9 @@ def require_name(name: str) -> None:
         PoolError: says why.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise PoolError(f"{name!r} is no name of a variable.", "no name", name)
+        raise PoolError(f"{name!r} is no name of a variable.")
     if name in RANK_NAMES or is_hidden(name):
-        raise PoolError(f"{name} is the rank's own: choose another name.", "reserved", name)
+        raise PoolError(f"{name} is the rank's own: choose another name.")
 
 
 class Versions:

@@ -344,8 +344,7 @@ class Parcels:
         if constant.number not in self.by_number:
             raise PoolError(
                 "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
-                "the value to the ranks of this one.",
-                "other pool",
+                "the value to the ranks of this one."
             )
         return constant.number
 

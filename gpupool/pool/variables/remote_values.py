@@ -35,7 +35,7 @@ class RemoteValues:
         ranks: Sequence[int] | None = None,
     ) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        found = self._ask(Look(name, path, text_chars), name, ranks=ranks)
+        found = self._ask(Look(name, path, text_chars), ranks=ranks)
         hidden = self._all_ranks.secrets
         return {
             rank: replace(info, text=redact(info.text, hidden) if info.text else None)
@@ -47,7 +47,7 @@ class RemoteValues:
         """The public attributes of the values; none while the ranks are busy."""
         if self._all_ranks.state != "idle":  # who completes a name does not wait
             return []
-        found = self._ask(Attributes(name, path), name)
+        found = self._ask(Attributes(name, path))
         return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, name: str, path: tuple[str, ...], rank: int) -> Any:
@@ -57,15 +57,13 @@ class RemoteValues:
             PoolError: it has none, or it cannot travel.
         """
         file = MemoryFile()  # the rank writes to it, so that large values are copied once
-        packed = self._ask(Fetch(name, path, file.path), name, ranks=[rank])[rank]
+        packed = self._ask(Fetch(name, path, file.path), ranks=[rank])[rank]
         try:
             return Source(packed).load()
         except Exception as error:  # DDP wants a process group, for one
             raise PoolError(
                 f"{'.'.join((name, *path))} of rank {rank} cannot be made in the notebook, an "
                 f"attribute of it perhaps. {type(error).__name__}: {error}",
-                "no value",
-                name,
                 ranks=[rank],
             ) from error
 
@@ -75,21 +73,15 @@ class RemoteValues:
         Raises:
             PoolError: it lacks one, or one cannot be copied.
         """
-        return self._ask(FetchState(names, path), *names, ranks=[rank])[rank]
+        return self._ask(FetchState(names, path), ranks=[rank])[rank]
 
-    def _ask(
-        self, call: Call[Value], *names: str, ranks: Sequence[int] | None = None
-    ) -> dict[int, Value]:
+    def _ask(self, call: Call[Value], ranks: Sequence[int] | None = None) -> dict[int, Value]:
         if self._all_ranks.state == "busy":
-            raise PoolError(
-                "the ranks are busy: ask again when the running cell has ended.", "busy"
-            )
+            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
         try:
             return Execution(self._all_ranks, dict.fromkeys(chosen, call), unheard_output).result()
         except SpmdError as error:
             first = error.first
-            # What the rank raises for a name, or an attribute, that it does not have.
-            kind = first.kind or ("unknown" if first.ename == "LookupError" else "no value")
             text = of_rank(first.rank, first.evalue)
-            raise PoolError(text, kind, *(first.names or names), ranks=[first.rank]) from None
+            raise PoolError(text, ranks=[first.rank]) from None

@@ -26,18 +26,14 @@ def sync_state(
 ) -> tuple[int, ...]:
     """What `Pool.sync_from` does: `ranks` (all others) get what `source` has."""
     if not names:
-        raise OptionsError(
-            'sync_from: name what to copy, as in sync_from(0, "model").', "incomplete"
-        )
+        raise OptionsError('sync_from: name what to copy, as in sync_from(0, "model").')
     for name in names:
         require_name(name)
     everyone, targets = all_ranks.select(None), all_ranks.select(ranks)
     if source not in everyone or (ranks is not None and source in targets):
         raise OptionsError(
             f"sync_from: {source!r} is to be a rank of 0 to {len(everyone) - 1}, and not one of "
-            "those that get its state.",
-            "range",
-            "source",
+            "those that get its state."
         )
     targets = tuple(rank for rank in targets if rank != source)
     if not targets:

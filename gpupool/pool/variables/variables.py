@@ -198,8 +198,7 @@ class Variables:
         # By `exec` or `%run`, ranks may have names that no cell was seen to bind: ask them.
         if not (infos := composite.info):
             hint = self.losses.sentence(name)
-            kind = "lost" if hint else "unknown"
-            raise PoolError(f"no rank has a variable {name!r}. {hint}".rstrip(), kind, name)
+            raise PoolError(f"no rank has a variable {name!r}. {hint}".rstrip())
         self.losses.note(name, infos)
         return composite
 
@@ -449,15 +448,11 @@ class Variables:
         """
         name, path, version = key_of(composite)
         if pool_variables(composite) is not self:
-            raise PoolError(
-                f"{composite} is of another pool, whose ranks had the values.", "other pool"
-            )
+            raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
         if version != self._versions.of(name):
             raise PoolError(
                 f"this is a handle of an earlier {name}: a later cell has assigned the name again, "
-                f"and pool[{name!r}] is what the ranks have now.",
-                "earlier value",
-                name,
+                f"and pool[{name!r}] is what the ranks have now."
             )
         return name, path
 

@@ -49,25 +49,25 @@ def test_options_in_the_place_of_the_loss_are_options() -> None:
         "auto",
         TrainingOptions(epochs=3, lr=0.5),
     )
-    with raises(OptionsError, "type", "loss"):
+    with raises(OptionsError, "loss"):
         merged(options, options, {})
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "keywords", "kind", "name", "shown"),
+    ("loss", "options", "keywords", "name", "shown"),
     [
-        ("mse", None, {"epoch": 1}, "no option", "epoch", "'epochs'"),
-        ("mse", TrainingOptions(), {"epoch": 1}, "no option", "epoch", "'epochs'"),
-        ("mse", TrainingOptions(), {"epochs": "1"}, "type", "epochs", "number"),
-        ("mse", {"epochs": 1}, {}, "type", "options", "train(model, dataset, epochs=1)"),
-        ("mse", nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "type", "options", "..."),
-        ("mse", "s3://user:secret@host/x", {}, "type", "options", "TrainingOptions"),
+        ("mse", None, {"epoch": 1}, "epoch", "'epochs'"),
+        ("mse", TrainingOptions(), {"epoch": 1}, "epoch", "'epochs'"),
+        ("mse", TrainingOptions(), {"epochs": "1"}, "epochs", "number"),
+        ("mse", {"epochs": 1}, {}, "options", "train(model, dataset, epochs=1)"),
+        ("mse", nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "options", "..."),
+        ("mse", "s3://user:secret@host/x", {}, "options", "TrainingOptions"),
     ],
 )
 def test_what_is_no_option_is_answered_in_a_short_sentence(
-    loss: Any, options: Any, keywords: dict[str, Any], kind: str, name: str, shown: str
+    loss: Any, options: Any, keywords: dict[str, Any], name: str, shown: str
 ) -> None:
-    with raises(OptionsError, kind, name, shown=shown) as caught:
+    with raises(OptionsError, name, shown) as caught:
         merged(loss, options, keywords)
     assert len(str(caught.value)) < 300
     assert "secret" not in str(caught.value)

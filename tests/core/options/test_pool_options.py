@@ -27,28 +27,28 @@ def test_the_defaults_of_a_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "names"),
+    ("values", "names"),
     [
-        ({"profile": "slurm"}, "unknown", {"profile"}),
-        ({"device": "tpu"}, "unknown", {"device"}),
-        ({"backend": "mpi"}, "unknown", {"backend"}),
-        ({"n": 0}, "range", {"n"}),
-        ({"n": 1.5}, "not whole", {"n"}),
-        ({"n": "two"}, "type", {"n"}),
-        ({"timeout_s": 0}, "range", {"timeout_s"}),
-        ({"timeout_s": "1m"}, "type", {"timeout_s"}),
-        ({"on_hang": "kill"}, "unknown", {"on_hang"}),
-        ({"hang_after_s": 0}, "range", {"hang_after_s"}),
-        ({"hang_after_s": float("nan")}, "range", {"hang_after_s"}),
-        ({"hang_after_s": "30s"}, "type", {"hang_after_s"}),
-        ({"device": "cpu", "gpus": ("0",)}, "conflict", {"device", "gpus"}),
-        ({"device": "cpu", "force": True}, "conflict", {"device", "force"}),
-        ({"device": "cpu", "backend": "nccl"}, "conflict", {"backend", "device"}),
-        ({"idle_timeout": "soon"}, "form", set()),
+        ({"profile": "slurm"}, {"profile"}),
+        ({"device": "tpu"}, {"device"}),
+        ({"backend": "mpi"}, {"backend"}),
+        ({"n": 0}, {"n"}),
+        ({"n": 1.5}, {"n"}),
+        ({"n": "two"}, {"n"}),
+        ({"timeout_s": 0}, {"timeout_s"}),
+        ({"timeout_s": "1m"}, {"timeout_s"}),
+        ({"on_hang": "kill"}, {"on_hang"}),
+        ({"hang_after_s": 0}, {"hang_after_s"}),
+        ({"hang_after_s": float("nan")}, {"hang_after_s"}),
+        ({"hang_after_s": "30s"}, {"hang_after_s"}),
+        ({"device": "cpu", "gpus": ("0",)}, {"device", "gpus"}),
+        ({"device": "cpu", "force": True}, {"device", "force"}),
+        ({"device": "cpu", "backend": "nccl"}, {"backend"}),
+        ({"idle_timeout": "soon"}, set()),
     ],
 )
-def test_a_wrong_pool_option_is_refused(values: dict[str, Any], kind: str, names: set[str]) -> None:
-    with raises(OptionsError, kind, *names):
+def test_a_wrong_pool_option_is_refused(values: dict[str, Any], names: set[str]) -> None:
+    with raises(OptionsError, *names):
         PoolOptions(**values)
 
 
@@ -61,7 +61,7 @@ def test_a_wrong_pool_option_is_refused(values: dict[str, Any], kind: str, names
     ],
 )
 def test_an_unknown_name_is_answered_with_the_right_one(name: str, answer: str) -> None:
-    with raises(OptionsError, "no option", name) as caught:
+    with raises(OptionsError, name) as caught:
         make_options(PoolOptions, {name: 1})
     assert answer in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_a_duration_in_seconds(text: str | float | None, seconds: float | None) 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 minutes", "m", "1h30m", "inf"])
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
-    with raises(OptionsError, "form"):
+    with raises(OptionsError):
         parse_duration_s(text)
 
 
@@ -119,7 +119,7 @@ def test_ranks_of_a_text_in_a_pool_of_four(text: str, ranks: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("text", ["", "4", "-5", "a", "0,", "4:", "3:1", "::0", "0:1:2:3", "0.5"])
 def test_ranks_that_are_not_there_are_answered_with_those_that_are(text: str) -> None:
-    with raises(OptionsError, "ranks", "ranks") as caught:
+    with raises(OptionsError, "ranks") as caught:
         parse_ranks(text, 4)
     assert str(caught.value).endswith(" 0 to 3.")
 

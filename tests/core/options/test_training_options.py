@@ -23,8 +23,8 @@ from tests.support.raising import raises
 FIELDS = [field.name for field in dataclasses.fields(TrainingOptions)]
 
 
-def refusal(kind: str, *names: str, **values: Any) -> str:
-    with raises(OptionsError, kind, *names) as caught:
+def refusal(*names: str, **values: Any) -> str:
+    with raises(OptionsError, *names) as caught:
         TrainingOptions(**values)
     return str(caught.value)
 
@@ -80,76 +80,76 @@ StepLR = torch.optim.lr_scheduler.StepLR
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "name"),
+    ("values", "name"),
     [
-        ({"optimizer": "SGD"}, "unknown", "optimizer"),
-        ({"optimizer": SGD}, "object", "optimizer"),
-        ({"optimizer": StepLR}, "scheduler", "optimizer"),
-        ({"optimizer": lambda: SGD}, "form", "optimizer"),
-        ({"optimizer": functools.partial(torch.optim.Adam, lr=0.1), "lr": 0.2}, "conflict", "lr"),
-        ({"schedule": StepLR}, "scheduler", "schedule"),
-        ({"schedule": StepLR(SGD, 3)}, "scheduler", "schedule"),
-        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "scheduler", "schedule"),
-        ({"schedule": lambda step, epoch: 0.9**epoch}, "form", "schedule"),
-        ({"schedule": [("none", 5), ("cosine", 5)]}, "unknown", "schedule"),
-        ({"schedule": functools.partial(StepLR, step_size=3)}, "scheduler", "schedule"),
-        ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
-        ({"tensorboard": "gs:bucket"}, "form", "tensorboard"),
-        ({"resume": "s3:/bucket/run"}, "form", "resume"),
-        ({"resume": "yes"}, "unknown", "resume"),
-        ({"checkpoint": "c", "overwrite": 1}, "type", "overwrite"),
-        ({"optimizer": "lion"}, "unknown", "optimizer"),
-        ({"shuffle": "yes"}, "unknown", "shuffle"),
-        ({"keep": "Best"}, "unknown", "keep"),
-        ({"on_error": "ignore"}, "unknown", "on_error"),
-        ({"on_error": None}, "unknown", "on_error"),
-        ({"lr": 0}, "range", "lr"),
-        ({"lr": float("nan")}, "range", "lr"),
-        ({"lr": float("inf")}, "not finite", "lr"),
-        ({"lr": "0.1"}, "type", "lr"),
-        ({"lr": None}, "type", "lr"),
-        ({"epochs": -1}, "range", "epochs"),
-        ({"epochs": 1.5}, "not whole", "epochs"),
-        ({"epochs": float("inf")}, "not whole", "epochs"),
-        ({"batch_size": 8.0}, "not whole", "batch_size"),
-        ({"batch_size": 0}, "range", "batch_size"),
-        ({"max_steps": 0}, "range", "max_steps"),
-        ({"patience": 0}, "range", "patience"),
-        ({"workers": -1}, "range", "workers"),
-        ({"workers": 5000}, "range", "workers"),
-        ({"workers": "many"}, "type", "workers"),
-        ({"accumulate": 0}, "range", "accumulate"),
-        ({"accumulate": 9, "batch_size": 8}, "range", "accumulate"),
-        ({"seed": -1}, "range", "seed"),
-        ({"seed": None}, "type", "seed"),
-        ({"seed": True}, "type", "seed"),
-        ({"weight_decay": -0.1}, "range", "weight_decay"),
-        ({"momentum": 1.0}, "range", "momentum"),
-        ({"ema": 1}, "range", "ema"),
-        ({"ema": 0}, "range", "ema"),
-        ({"clip": 0}, "range", "clip"),
-        ({"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}}, "range", "learn_rate_factors"),
-        ({"learn_rate_factors": [("fc", 1)]}, "type", "learn_rate_factors"),
-        ({"warmup": "soon"}, "form", "warmup"),
-        ({"warmup": 0}, "form", "warmup"),
-        ({"validate_every": "10m"}, "form", "validate_every"),
-        ({"checkpoint": "c", "checkpoint_every": "often"}, "form", "checkpoint_every"),
-        ({"checkpoint": ""}, "form", "checkpoint"),
-        ({"callbacks": 3}, "type", "callbacks"),
-        ({"compile": "fast"}, "unknown", "compile"),
-        ({"channels_last": "yes"}, "type", "channels_last"),
-        ({"profile": "s3://b"}, "type", "profile"),
-        ({"objective": "f1"}, "not measured", "objective"),
-        ({"weights": "even"}, "unknown", "weights"),
-        ({"weights": 3}, "type", "weights"),
-        ({"weights": ["a"]}, "type", "weights"),
-        ({"weights": [1, -1]}, "range", "weights"),
-        ({"weights": [1, float("nan")]}, "range", "weights"),
-        ({"weights": [0, 0]}, "range", "weights"),
+        ({"optimizer": "SGD"}, "optimizer"),
+        ({"optimizer": SGD}, "optimizer"),
+        ({"optimizer": StepLR}, "optimizer"),
+        ({"optimizer": lambda: SGD}, "optimizer"),
+        ({"optimizer": functools.partial(torch.optim.Adam, lr=0.1), "lr": 0.2}, "lr"),
+        ({"schedule": StepLR}, "schedule"),
+        ({"schedule": StepLR(SGD, 3)}, "schedule"),
+        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "schedule"),
+        ({"schedule": lambda step, epoch: 0.9**epoch}, "schedule"),
+        ({"schedule": [("none", 5), ("cosine", 5)]}, "schedule"),
+        ({"schedule": functools.partial(StepLR, step_size=3)}, "schedule"),
+        ({"checkpoint": "s3:/bucket/run"}, "checkpoint"),
+        ({"tensorboard": "gs:bucket"}, "tensorboard"),
+        ({"resume": "s3:/bucket/run"}, "resume"),
+        ({"resume": "yes"}, "resume"),
+        ({"checkpoint": "c", "overwrite": 1}, "overwrite"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"shuffle": "yes"}, "shuffle"),
+        ({"keep": "Best"}, "keep"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"on_error": None}, "on_error"),
+        ({"lr": 0}, "lr"),
+        ({"lr": float("nan")}, "lr"),
+        ({"lr": float("inf")}, "lr"),
+        ({"lr": "0.1"}, "lr"),
+        ({"lr": None}, "lr"),
+        ({"epochs": -1}, "epochs"),
+        ({"epochs": 1.5}, "epochs"),
+        ({"epochs": float("inf")}, "epochs"),
+        ({"batch_size": 8.0}, "batch_size"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"patience": 0}, "patience"),
+        ({"workers": -1}, "workers"),
+        ({"workers": 5000}, "workers"),
+        ({"workers": "many"}, "workers"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"accumulate": 9, "batch_size": 8}, "accumulate"),
+        ({"seed": -1}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"ema": 1}, "ema"),
+        ({"ema": 0}, "ema"),
+        ({"clip": 0}, "clip"),
+        ({"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}}, "learn_rate_factors"),
+        ({"learn_rate_factors": [("fc", 1)]}, "learn_rate_factors"),
+        ({"warmup": "soon"}, "warmup"),
+        ({"warmup": 0}, "warmup"),
+        ({"validate_every": "10m"}, "validate_every"),
+        ({"checkpoint": "c", "checkpoint_every": "often"}, "checkpoint_every"),
+        ({"checkpoint": ""}, "checkpoint"),
+        ({"callbacks": 3}, "callbacks"),
+        ({"compile": "fast"}, "compile"),
+        ({"channels_last": "yes"}, "channels_last"),
+        ({"profile": "s3://b"}, "profile"),
+        ({"objective": "f1"}, "objective"),
+        ({"weights": "even"}, "weights"),
+        ({"weights": 3}, "weights"),
+        ({"weights": ["a"]}, "weights"),
+        ({"weights": [1, -1]}, "weights"),
+        ({"weights": [1, float("nan")]}, "weights"),
+        ({"weights": [0, 0]}, "weights"),
     ],
 )
-def test_a_wrong_training_option_is_refused(values: dict[str, Any], kind: str, name: str) -> None:
-    assert refusal(kind, name, **values).startswith(name)
+def test_a_wrong_training_option_is_refused(values: dict[str, Any], name: str) -> None:
+    assert refusal(name, **values).startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_wrong_training_option_is_refused(values: dict[str, Any], kind: str, n
 def test_options_that_exclude_each_other_are_refused(
     names: set[str], values: dict[str, Any]
 ) -> None:
-    refusal("conflict", *names, **values)
+    refusal(*names, **values)
 
 
 @pytest.mark.parametrize(
@@ -188,25 +188,25 @@ def test_an_option_without_effect_is_answered_with_what_was_meant(
     values: dict[str, Any], meant: str
 ) -> None:
     name = next(iter(values))
-    assert meant in refusal("no effect", name, **values)
+    assert meant in refusal(name, **values)
 
 
 @pytest.mark.parametrize(
-    ("values", "num_samples", "kind", "name"),
+    ("values", "num_samples", "name"),
     [
-        ({"patience": 4}, 100, "no effect", "patience"),
-        ({"keep": "best"}, 100, "no effect", "keep"),
-        ({"objective": "accuracy"}, 100, "no effect", "objective"),
-        ({"validate_every": 5}, 100, "no effect", "validate_every"),
-        ({"metrics": ["f1"]}, 100, "no effect", "metrics"),
-        ({"max_steps": 101, "batch_size": 10}, 100, "no effect", "max_steps"),
-        ({"workers": 2}, None, "no effect", "workers"),
+        ({"patience": 4}, 100, "patience"),
+        ({"keep": "best"}, 100, "keep"),
+        ({"objective": "accuracy"}, 100, "objective"),
+        ({"validate_every": 5}, 100, "validate_every"),
+        ({"metrics": ["f1"]}, 100, "metrics"),
+        ({"max_steps": 101, "batch_size": 10}, 100, "max_steps"),
+        ({"workers": 2}, None, "workers"),
     ],
 )
 def test_what_does_nothing_with_this_data_is_refused(
-    values: dict[str, Any], num_samples: int | None, kind: str, name: str
+    values: dict[str, Any], num_samples: int | None, name: str
 ) -> None:
-    with raises(OptionsError, kind, name) as caught:
+    with raises(OptionsError, name) as caught:
         check_for(TrainingOptions(**values), has_validation=False, num_samples=num_samples)
     assert name != "max_steps" or " epochs=11?" in str(caught.value)
 
@@ -232,7 +232,7 @@ def test_of_a_stream_only_what_needs_no_length_is_let_through() -> None:
     ):
         check_for_stream(TrainingOptions(**values))
     for values in ({"schedule": "cosine"}, {"warmup": "1 epoch"}):
-        with raises(OptionsError, "unknown length", next(iter(values))):
+        with raises(OptionsError, next(iter(values))):
             check_for_stream(TrainingOptions(**values))
 
 
@@ -248,20 +248,20 @@ def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
 def test_every_name_of_others_is_answered_with_ours() -> None:
     for name, ours in other_names.NAMES.items():
         assert ours in FIELDS
-        assert refusal("no option", name, **{name: 1}).endswith(f" {ours!r}?")
+        assert refusal(name, **{name: 1}).endswith(f" {ours!r}?")
 
 
 def test_names_are_found_however_they_are_written() -> None:
-    assert refusal("no option", "NumEpochs", NumEpochs=1).endswith(" 'epochs'?")
-    assert refusal("no option", "MaxEpochs", MaxEpochs=1).endswith(" 'epochs'?")
-    assert refusal("no option", "batchsize", batchsize=1).endswith(" 'batch_size'?")
-    assert refusal("no option", "epocs", epocs=1).endswith(" 'epochs'?")
-    assert refusal("unknown", "optimizer", optimizer="AdamW").endswith(" optimizer='adamw'?")
+    assert refusal("NumEpochs", NumEpochs=1).endswith(" 'epochs'?")
+    assert refusal("MaxEpochs", MaxEpochs=1).endswith(" 'epochs'?")
+    assert refusal("batchsize", batchsize=1).endswith(" 'batch_size'?")
+    assert refusal("epocs", epocs=1).endswith(" 'epochs'?")
+    assert refusal("optimizer", optimizer="AdamW").endswith(" optimizer='adamw'?")
 
 
 def test_a_name_that_nobody_knows_is_answered_with_where_all_are() -> None:
-    assert len(refusal("no option", "xyzzy", xyzzy=1)) < 150
-    with raises(OptionsError, "by position"):
+    assert len(refusal("xyzzy", xyzzy=1)) < 150
+    with raises(OptionsError):
         TrainingOptions("sgdm")  # type: ignore[misc]
 
 

@@ -109,7 +109,7 @@ def test_an_error_reaches_all_who_wait_and_the_next_try_reads_again(tmp_path: Pa
         raise SampleError("s3://b/1 does not exist", "s3://b/1", "missing")
 
     for _ in range(2):
-        with raises(SampleError, "missing", url="s3://b/1"):
+        with raises(SampleError, url="s3://b/1"):
             cache.read(key_of(1), fail, 2**30)
     assert cache.read(key_of(1), lambda: b"now", 2**30) == b"now"
 
@@ -196,15 +196,15 @@ def test_members_of_tars_are_cached_one_by_one(s3: SeaweedServer, tmp_path: Path
 def test_a_store_without_versions_cannot_be_cached(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"")
-    with raises(OptionsError, "no versions"):
+    with raises(OptionsError):
         ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))
 
 
 def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     for limit in (0, -1, float("nan"), float("inf")):
-        with raises(OptionsError, "range", "limit_gib"):
+        with raises(OptionsError, "limit_gib"):
             Cached(Folder("s3://none"), limit)
     (tmp_path / "file").write_text("")
-    with raises(DataError, "cannot make"):
+    with raises(DataError, kind="cannot make"):
         Cached(Folder("s3://none"), 1, str(tmp_path / "file")).open()
     assert Cached(Folder("s3://none"), 1, "x").folder == os.path.abspath("x")

@@ -37,8 +37,8 @@ def test_a_folder_that_others_could_read_is_closed(tmp_path: Path) -> None:
 
 def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
-    with raises(DataError, "no folder", shown="link"):
+    with raises(DataError, "link", kind="no folder"):
         private_folder(tmp_path / "link")
     (tmp_path / "file").write_text("")
-    with raises(DataError, "cannot make", shown=("file ", "File exists")):
+    with raises(DataError, "file ", "File exists", kind="cannot make"):
         private_folder(tmp_path / "file")

@@ -44,7 +44,7 @@ def test_a_rank_that_is_killed_leaves_the_cache_to_the_others(
 ) -> None:
     ds = ImageDatastore(f"{photos_url}/train", storage_options=s3.storage_options)
     cached = ds.cached(limit_gib=1, folder=str(tmp_path))
-    with raises(SpmdError, "", shown="SIGKILL", ename="EngineDiedError"):
+    with raises(SpmdError, "SIGKILL", ename="EngineDiedError"):
         pool2.run(read_all, cached, 1)
     expected = pool2.run(read_all, ds, None)[0][2]
 

@@ -89,11 +89,11 @@ def test_whatever_is_put_together_and_taken_apart_keeps_its_label(
 
 
 def test_what_cannot_be_put_together(ds: ImageDatastore, other: ImageDatastore) -> None:
-    with raises(OptionsError, "other settings"):
+    with raises(OptionsError):
         ds.with_transform(v2.Identity()).concat(other)
-    with raises(OptionsError, "other settings"):
+    with raises(OptionsError):
         ds.concat(other.with_normalization(0.5, 0.5))
-    with raises(OptionsError, "other kind", shown="ImageDatastore"):
+    with raises(OptionsError, "ImageDatastore"):
         ds.concat([])  # type: ignore[arg-type]
 
 
@@ -118,18 +118,18 @@ def test_normalization_is_plain_data(ds: ImageDatastore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "kind", "names"),
+    ("mean", "std", "names"),
     [
-        ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), "range", {"mean", "std"}),
-        (0.5, 0.0, "range", {"mean", "std"}),
-        ("0.5", 0.5, "type", {"mean"}),
-        (0.5, None, "alone", {"mean", "std"}),
+        ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), {"mean", "std"}),
+        (0.5, 0.0, {"mean", "std"}),
+        ("0.5", 0.5, {"mean"}),
+        (0.5, None, {"mean", "std"}),
     ],
 )
 def test_nonsense_for_a_normalization(
-    ds: ImageDatastore, mean: object, std: object, kind: str, names: set[str]
+    ds: ImageDatastore, mean: object, std: object, names: set[str]
 ) -> None:
-    with raises(OptionsError, kind, *names):
+    with raises(OptionsError, *names):
         ds.with_normalization(mean, std)  # type: ignore[arg-type]
 
 
@@ -140,11 +140,11 @@ def test_read_all_stacks_what_is_of_one_size(ds: ImageDatastore, tmp_path: Path)
     assert labels.tolist() == ds.labels.tolist()
     scaled = ds.with_transform(lambda image: image.float() / 255)
     assert scaled.read_all()[0].dtype == torch.float32
-    with raises(OptionsError, "empty"):
+    with raises(OptionsError):
         ds.subset([]).read_all()
     (tmp_path / "large.png").write_bytes(image_file(size=(9, 9)))
     mixed = ds.concat(ImageDatastore(str(tmp_path)))
-    with raises(DataError, "sizes", shown=("3 x 3 x 4", "3 x 9 x 9")):
+    with raises(DataError, "3 x 3 x 4", "3 x 9 x 9", kind="sizes"):
         mixed.read_all()
 
 
@@ -198,7 +198,7 @@ def test_check_stops_when_the_store_itself_fails(s3: SeaweedServer, faulty: str)
     options = s3.storage_options | {"key": "READER", "secret": "the secret of the reader"}
     ds = ImageDatastore(faulty, storage_options=options)
     s3.set_reader_keys({"ANOTHER": "the secret of another one"})
-    with raises(CredentialsError, "refused", shown="s3://faulty"):
+    with raises(CredentialsError, "s3://faulty", kind="refused"):
         ds.check()
 
 
@@ -215,7 +215,7 @@ def test_preview_takes_from_each_class_in_turn(ds: ImageDatastore) -> None:
     assert ds.preview(5, seed=1) == ds.preview(5, seed=1) != ds.preview(5, seed=2)
     assert len(ds.preview(100)) == 16
     for number in (0, 201):
-        with raises(OptionsError, "range", "num_images", shown="1..200"):
+        with raises(OptionsError, "num_images", "1..200"):
             ds.preview(number)
 
 

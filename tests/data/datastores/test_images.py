@@ -86,16 +86,16 @@ def test_it_pickles_small_and_without_credentials(train: ImageDatastore, s3: Sea
 def test_a_class_folder_without_images_says_what_to_do(folder: Path) -> None:
     (folder / "d").mkdir()
     (folder / "d" / "notes.txt").write_text("text")
-    with raises(DataError, "empty class", shown="/d "):
+    with raises(DataError, "/d ", kind="empty class"):
         ImageDatastore(str(folder))
     assert len(ImageDatastore(str(folder), labels=lambda path: "any")) == 16
 
 
 def test_a_place_without_images_names_the_extensions(tmp_path: Path) -> None:
-    with raises(DataNotFoundError, "missing", url=str(tmp_path / "none")):
+    with raises(DataNotFoundError, kind="missing", url=str(tmp_path / "none")):
         ImageDatastore(str(tmp_path / "none"))
     (tmp_path / "notes.txt").write_text("text")
-    with raises(DataNotFoundError, "nothing", shown=".jpg, .jpeg, "):
+    with raises(DataNotFoundError, ".jpg, .jpeg, ", kind="nothing"):
         ImageDatastore(str(tmp_path))
 
 
@@ -106,11 +106,11 @@ def test_labels_can_be_a_function_and_leave_images_out(folder: Path) -> None:
 
     ds = ImageDatastore(str(folder), labels=odd_or_nine)
     assert ds.count_each_label() == {"nine": 1, "odd": 6}
-    with raises(DataError, "no labels", "labels", shown="16"):
+    with raises(DataError, "labels", "16", kind="no labels"):
         ImageDatastore(str(folder), labels=lambda path: None)
-    with raises(OptionsError, "label type", "labels", shown="a/00.png"):
+    with raises(OptionsError, "labels", "a/00.png"):
         ImageDatastore(str(folder), labels=lambda path: 7)  # type: ignore[arg-type, return-value]
-    with raises(OptionsError, "type", "labels", shown="'folders'"):
+    with raises(OptionsError, "labels", "'folders'"):
         ImageDatastore(str(folder), labels="folders")  # type: ignore[arg-type]
 
 
@@ -159,23 +159,23 @@ def test_split_takes_the_first_images_unless_seeded(ds: ImageDatastore) -> None:
 
 @pytest.mark.parametrize("sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,)])
 def test_impossible_splits_say_what_to_give(ds: ImageDatastore, sizes: tuple[float, ...]) -> None:
-    with raises(OptionsError, "form", "sizes"):
+    with raises(OptionsError, "split_each_label("):
         ds.split_each_label(*sizes)
 
 
 def test_splits_that_the_images_do_not_allow(ds: ImageDatastore) -> None:
-    with raises(OptionsError, "too few", "c", shown="'c'"):
+    with raises(OptionsError, "c", "'c'"):
         ds.split_each_label(1, 2)
-    with raises(OptionsError, "empty part"):
+    with raises(OptionsError):
         ds.subset([0]).split_each_label(0.9)
 
 
 def test_other_impossible_arguments(ds: ImageDatastore) -> None:
-    with raises(OptionsError, "range", "index"):
+    with raises(OptionsError, "index"):
         ds.partition(3, 3)
-    with raises(OptionsError, "type", "indices"):
+    with raises(OptionsError, "indices"):
         ds.subset([0.5])
-    with raises(OptionsError, "type", "transform"):
+    with raises(OptionsError, "transform"):
         ds.with_transform(7)  # type: ignore[arg-type]
 
 
@@ -198,5 +198,5 @@ def test_what_a_transform_raises_comes_out_and_names_the_image(ds: ImageDatastor
 
 def test_a_bad_image_is_named(folder: Path) -> None:
     (folder / "b" / "bad.png").write_bytes(b"this is text, not an image")
-    with raises(DataError, "damaged", shown="/b/bad.png "):
+    with raises(DataError, "/b/bad.png ", kind="damaged"):
         ImageDatastore(str(folder)).__getitems__(range(17))

@@ -125,7 +125,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_decoded_is_an_error_with_name_and_reason(case: str) -> None:
     (data, reason, shown), url = WRONG[case], "s3://photos/a/bad.jpg"
-    with raises(SampleError, reason, shown=shown, url=url, reason=reason) as caught:
+    with raises(SampleError, shown, url=url, reason=reason) as caught:
         decode(data, url)
     assert str(caught.value).startswith(f"{url} ")
 
@@ -134,7 +134,7 @@ def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
     frames = [Image.new("P", (1000, 1000), place % 2) for place in range(60)]
     stored = file(frames[0], "GIF", save_all=True, append_images=frames[1:])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with raises(SampleError, "animated"):
+    with raises(SampleError):
         decode(stored, "x")
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 60_000  # all frames would take 180 MB
@@ -148,7 +148,7 @@ def test_a_jpeg_of_endless_scans_is_refused_before_it_is_decoded(kind: str) -> N
     (length,) = struct.unpack_from(">H", whole, last + 2)
     large = whole[:size] + struct.pack(">HH", 8000, 8000) + whole[size + 4 : last]
     stored = large + 5000 * whole[last : last + 2 + length] + b"\xff\xd9"  # a minute's work
-    with raises(SampleError, "damaged", shown=(f" {kind}: ", " 100 scans")):
+    with raises(SampleError, f" {kind}: ", " 100 scans"):
         decode(stored, "x") if kind == "an image" else decode_mask(
             stored, "x", MaskClasses.of(None)
         )

@@ -115,7 +115,7 @@ def test_a_file_is_decoded_if_its_format_is_named_and_refused_else(name: str, ki
             kind = "colours"
         assert READERS[kind](FILES[name]).shape[-2:] == (SIDE, SIDE)
         return
-    with raises(SampleError, "damaged", shown=" known format (BMP, GIF"):
+    with raises(SampleError, " known format (BMP, GIF"):
         READERS[kind](FILES[name])
 
 
@@ -131,7 +131,7 @@ def test_no_program_in_a_picture_is_run(kind: str, tmp_path: Path) -> None:
     subprocess.run(command, input=data, env={"TMPDIR": str(tmp_path)}, timeout=60, check=True)
     assert mark.read_text() == "I was here"  # so does Pillow by itself
     mark.unlink()
-    with raises(SampleError, "damaged", shown=("cat.jpg ", " known format (BMP, GIF")):
+    with raises(SampleError, "cat.jpg ", " known format (BMP, GIF"):
         READERS[kind](data)
     assert not mark.exists()
 

@@ -147,7 +147,7 @@ def test_samples_that_do_not_fit_together_say_what_to_do() -> None:
         (Mixed(4), "types", "(Tensor, ndarray)"),
         (Nothing(4), "no batch", " inputs (NoneType)"),
     ):
-        with raises(DataError, kind, shown=shown):
+        with raises(DataError, shown, kind=kind):
             next(load_batches(dataset, [np.arange(4)]))
 
 

@@ -52,7 +52,7 @@ def test_random_numbers_are_those_of_the_sample_and_differ_between_parts() -> No
 
 def test_the_normalization_is_that_of_the_parts() -> None:
     assert opened(Subset(Noisy(3), [0])).normalization == Noisy.normalization
-    with raises(DataError, "other settings", "normalization"):
+    with raises(DataError, "normalization", kind="other settings"):
         _ = opened(ConcatDataset([Noisy(3), Points(3)])).normalization
 
 

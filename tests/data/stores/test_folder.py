@@ -84,23 +84,23 @@ def test_a_new_object_is_listed_the_next_time(in_s3: Folder, s3: SeaweedServer) 
 
 def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
     os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
-    with raises(CredentialsError, "refused", shown="(InvalidAccessKeyId)") as caught:
+    with raises(CredentialsError, "(InvalidAccessKeyId)", kind="refused") as caught:
         in_s3.list_files()
     assert caught.value.url == "s3://fetch/in"
     assert caught.value.__suppress_context__
-    with raises(CredentialsError, "refused", shown="s3://fetch/in"):
+    with raises(CredentialsError, "s3://fetch/in", kind="refused"):
         read_many(in_s3, ["a/1.txt"])
 
 
 def test_a_missing_key_is_one_sentence(in_s3: Folder) -> None:
     del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-    with raises(CredentialsError, "no key", shown=("in: ", "(Unable ")):
+    with raises(CredentialsError, "in: ", "(Unable ", kind="no key"):
         in_s3.list_files()
 
 
 @pytest.mark.parametrize("url", ["s3://no-such-bucket/in", "s3://no-such-bucket", "s3://fetch/on"])
 def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> None:
-    with raises(DataNotFoundError, "missing", url=url):
+    with raises(DataNotFoundError, kind="missing", url=url):
         Folder(url).list_files()
 
 
@@ -114,12 +114,12 @@ def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> No
     ],
 )
 def test_other_faults_are_one_sentence_too(url: str, kind: str, shown: str) -> None:
-    with raises(DataError, kind, url=url, shown=shown):
+    with raises(DataError, shown, kind=kind, url=url):
         Folder(url).list_files()
 
 
 def test_secrets_are_neither_printed_nor_in_messages() -> None:
-    with raises(OptionsError, "form", shown="s3://***@host/in"):
+    with raises(OptionsError, "s3://***@host/in"):
         Folder("s3:/user:password@host/in")
     options = {
         "key": "hidden-0",
@@ -128,7 +128,7 @@ def test_secrets_are_neither_printed_nor_in_messages() -> None:
     }
     os.environ["AWS_SESSION_TOKEN"] = "hidden-2"
     folder = Folder("s3://fetch/in", options)
-    with raises(DataError, "other", shown="ValueError: Invalid endpoint: [hidden] [hidden]"):
+    with raises(DataError, "ValueError: Invalid endpoint: [hidden] [hidden]", kind="other"):
         folder.list_files()
     assert "hidden" not in repr(folder)
 

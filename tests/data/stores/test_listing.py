@@ -75,7 +75,7 @@ def test_odd_names_are_read_and_a_file_is_no_folder(s3: SeaweedServer, bucket: s
     os.environ.update(s3.env)
     folder = Folder(bucket)
     assert folder.read(FileRef("c2/odd name +%20é[1]&.jpg", 1)) == b"x"
-    with raises(DataError, "file", shown="s3://listed/top.jpg"):
+    with raises(DataError, "s3://listed/top.jpg", kind="file"):
         Folder(f"{bucket}/top.jpg").list_files()
 
 
@@ -131,7 +131,7 @@ def test_other_stores_are_listed_and_read(files: Path, web: str, kind: str) -> N
     assert folder.read(one) == b"0123456789"
     # this HTTP server knows no ranges
     assert (folder.read(one, 3, 4), folder.read(one, 8)) == (b"3456", b"89")
-    with raises(MissingSampleError, "missing", shown="a/3.txt"):
+    with raises(MissingSampleError, "a/3.txt"):
         folder.read(FileRef("a/3.txt", 10))
     contents = read_many(folder, ["b/2.txt", "a/1.txt"] * 20)
     assert contents == [b"0123456789"] * 40
@@ -148,7 +148,7 @@ def test_what_passes_is_tried_again_over_http_too(web: str) -> None:
             assert (seen.reads, seen.retries) == (1, 1)
             assert seen.last_reason.startswith(reason)
         slow.inject(Fault("denied"))
-        with raises(CredentialsError, "denied", shown=("in/a/1.txt", "403")):
+        with raises(CredentialsError, "in/a/1.txt", "403", kind="denied"):
             folder.read(FileRef("a/1.txt", 10))
 
 

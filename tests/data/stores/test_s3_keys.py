@@ -40,7 +40,7 @@ def test_changed_variables_are_noticed_at_the_next_use(
         os.environ.update(s3.env)
         assert folder.read(A) == b"one"
         os.environ["AWS_SECRET_ACCESS_KEY"] = CANARY
-        with raises(CredentialsError, "refused", shown="SignatureDoesNotMatch") as caught:
+        with raises(CredentialsError, "SignatureDoesNotMatch", kind="refused") as caught:
             folder.read(A)
         assert CANARY not in str(caught.value)
     assert folder._store() is folder._store()
@@ -75,7 +75,7 @@ def test_keys_that_botocore_cannot_renew_are_told(tmp_path: Path, s3: SeaweedSer
         f"[profile x]\ncredential_process = {sys.executable} -c 'raise SystemExit(\"{CANARY}\")'"
     )
     os.environ.update(profile(tmp_path, fails), AWS_PROFILE="x", AWS_SECRET_ACCESS_KEY=CANARY)
-    with raises(CredentialsError, "no key") as caught:
+    with raises(CredentialsError, kind="no key") as caught:
         Folder("s3://keys/in").list_files()
     assert CANARY not in str(caught.value)
 

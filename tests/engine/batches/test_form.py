@@ -66,6 +66,6 @@ def test_two_inputs_stay_two_inputs(pools: Pools) -> None:
 
 
 def test_a_column_by_its_name_goes_into_a_tuple() -> None:
-    with raises(OptionsError, "unknown", "inputs", shown="inputs=('pixels',)"):
+    with raises(OptionsError, "inputs", "inputs=('pixels',)"):
         TrainingOptions(inputs="pixels")
     assert TrainingOptions(inputs=("pixels",)).inputs == ("pixels",)

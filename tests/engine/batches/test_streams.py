@@ -91,7 +91,7 @@ def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
 def test_a_stream_that_differs_from_rank_to_rank_is_an_error(
     pools: Pools, stream: Stream, shown: str | tuple[str, ...]
 ) -> None:
-    with raises(SpmdError, "ranks differ", shown=shown):
+    with raises(SpmdError, shown):
         train_on(pools[2], network(DOUBLE), stream, **SETTINGS)
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
@@ -102,9 +102,9 @@ def test_a_stream_that_gives_nothing_is_an_error(pools: Pools) -> None:
             self.left = getattr(self, "left", None) or super().__iter__()
             return self.left
 
-    with raises(SpmdError, "no sample", shown=" Once "):
+    with raises(SpmdError, " Once "):
         train_on(pools[2], network(DOUBLE), Once(10), batch_size=4, epochs=3)
-    with raises(SpmdError, "no sample", shown=" Stream "):
+    with raises(SpmdError, " Stream "):
         train_on(pools[1], network(DOUBLE), Stream(0), batch_size=4, epochs=3)
 
 
@@ -149,17 +149,17 @@ def test_parts_of_parts_are_data_sets(pools: Pools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "kind"),
+    "dataset",
     [
-        (DataLoader(samples(8)), "loader"),
-        (iter([1]), "iterator"),
-        ((x for x in [1]), "iterator"),
-        (5, "no dataset"),
-        ([], "empty"),
+        DataLoader(samples(8)),
+        iter([1]),
+        (x for x in [1]),
+        5,
+        [],
     ],
 )
-def test_what_is_no_data_set_is_refused_with_what_to_give(dataset: Any, kind: str) -> None:
-    with raises(TrainingError, kind, "dataset"):
+def test_what_is_no_data_set_is_refused_with_what_to_give(dataset: Any) -> None:
+    with raises(TrainingError, "dataset"):
         require_dataset("dataset", dataset)
 
 

@@ -116,7 +116,7 @@ def test_beyond_the_bound_it_is_an_error_on_all_ranks_that_names_some(
     pools: Pools,
 ) -> None:
     data = Vectors(40, {1, 2, 3, 30, 31, 32, 33})
-    with raises(SpmdError, "too many", "on_error", shown=(" 1 ", " vectors/")) as caught:
+    with raises(SpmdError, "on_error", " 1 ", " vectors/") as caught:
         train_on(pools[2], network(DOUBLE), data, batch_size=40, **SKIP)
     assert [error.ename for error in caught.value.errors.values()] == ["TrainingError"] * 2
     assert "epoch 1: 7 of 40 " in str(caught.value)
@@ -132,7 +132,7 @@ def test_one_sample_may_always_be_skipped_and_by_default_none(pools: Pools) -> N
 
 
 def test_if_nothing_can_be_read_it_says_so(lenient: Pools) -> None:
-    with raises(SpmdError, "all skipped", shown=" 24 "):
+    with raises(SpmdError, " 24 "):
         train_on(lenient[1], network(DOUBLE), Vectors(12, set(range(12))), batch_size=12, **SKIP)
 
 
@@ -170,7 +170,7 @@ def test_an_order_that_is_none_is_refused(pools: Pools) -> None:
         def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
             return np.zeros(len(self), dtype=np.int64)
 
-    with raises(SpmdError, "epoch order", shown=(" Twice ", " 20 ")):
+    with raises(SpmdError, " Twice ", " 20 "):
         train_on(pools[1], network(DOUBLE), Twice(20, set()))
 
 
@@ -328,5 +328,5 @@ def test_normalization_is_what_torchvision_computes() -> None:
     assert torch.allclose(as_input(images, normalization), expected, atol=1e-6)
     assert torch.allclose(as_input(images.float() / 255, normalization), expected, atol=1e-6)
     assert normalization_of(Vectors(4, set()), device) is None
-    with raises(DataError, "channels", shown=(" 3 ", " 1;")):
+    with raises(DataError, " 3 ", " 1;", kind="channels"):
         as_input(images[:, :1], normalization)

@@ -82,16 +82,16 @@ def test_a_class_of_a_users_module_is_filled(tmp_path: Path) -> None:
     model, url = Own(), str(tmp_path / "net.pt")
     give(model, KNOWN)
     gpupool.save(model, url)
-    with raises(DataError, "unknown class", shown="Own"):
+    with raises(DataError, "Own", kind="unknown class"):
         gpupool.load(url)
     empty = Own()
     loaded = gpupool.load(url, empty)
     assert torch.equal(loaded.layer.weight, model.layer.weight)  # type: ignore[union-attr]
     assert info_of(loaded) == KNOWN
     assert not torch.equal(empty.layer.weight, model.layer.weight)
-    with raises(DataError, "other network", shown="4 classes"):
+    with raises(DataError, "4 classes", kind="other network"):
         gpupool.load(url, Own(5))
-    with raises(TrainingError, "type", "model"):
+    with raises(TrainingError, "model"):
         gpupool.save("resnet18", url)  # type: ignore[arg-type]
 
 
@@ -102,7 +102,7 @@ def test_safetensors_hold_weights_and_what_is_known(tmp_path: Path) -> None:
     loaded = gpupool.load(url, tied())
     assert info_of(loaded) == KNOWN
     assert torch.equal(loaded[0].weight, model[0].weight)  # type: ignore[index]
-    with raises(DataError, "no network"):
+    with raises(DataError, kind="no network"):
         gpupool.load(url)
 
 
@@ -151,10 +151,10 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     good = torch.load(url, weights_only=True)
     modules = good["structure"]
     torch.save({"state_dict": Evil(trace)}, url)
-    with raises(DataError, "not safe"):
+    with raises(DataError, kind="not safe"):
         gpupool.load(url)
     url.write_bytes(pickle.dumps(Evil(trace)))
-    with raises(DataError, "not safe"):
+    with raises(DataError, kind="not safe"):
         gpupool.load(url)
     hostile: Any
     for hostile in (

@@ -50,7 +50,7 @@ def test_a_group_that_is_as_asked_is_kept_and_given_the_timeout(pool: Pool) -> N
 
 def test_another_back_end_is_an_error_of_torch_where_there_is_none(pool: Pool) -> None:
     for ask in ("init_process_group('nccl')", "new_group([0, 1], backend='nccl')"):
-        with raises(SpmdError, "", shown=("NCCL",)) as caught:
+        with raises(SpmdError, "NCCL") as caught:
             pool.run(f"dist.{ask}")
         assert not frames_of_ours(caught.value.first.traceback)
         assert dict(pool.run(SUM)) == both(2.0)
@@ -72,7 +72,7 @@ def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> No
 def test_a_place_that_is_not_this_ranks_is_refused(
     pool: Pool, ask: str, shown: tuple[str, ...]
 ) -> None:
-    with raises(SpmdError, "", shown=shown, ename="ValueError") as caught:
+    with raises(SpmdError, shown, ename="ValueError") as caught:
         pool.run(f"dist.init_process_group('gloo', {ask})")
     assert not frames_of_ours(caught.value.first.traceback)
 
@@ -94,7 +94,7 @@ def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) ->
     log = f"import os\nos.write(1, b'{warning}\\n'); os.environ['{NETWORK}'] = 'nosuch'"
     pool.run(f"{log}\ndist.destroy_process_group()")
     try:
-        with raises(PoolError, "no group", shown=("nosuch", f" NCCL wrote: {warning}.")):
+        with raises(PoolError, "nosuch", f" NCCL wrote: {warning}."):
             pool.run(SUM)
     finally:
         for answer in pool.ask(SetEnvironment({NETWORK: "lo"}, [], False), [0, 1]).values():

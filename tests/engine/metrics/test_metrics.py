@@ -244,30 +244,30 @@ def test_without_samples_a_value_is_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "meant"),
+    ("asked", "meant"),
     [
-        ("top-5", "unknown", " 'top5'?"),
-        (["accuracy", "acuracy"], "unknown", " 'accuracy'?"),
+        ("top-5", " 'top5'?"),
+        (["accuracy", "acuracy"], " 'accuracy'?"),
     ],
 )
-def test_what_is_no_metric_is_refused_with_what_there_is(asked: Any, kind: str, meant: str) -> None:
-    with raises(TrainingError, kind, "metrics", shown=meant):
+def test_what_is_no_metric_is_refused_with_what_there_is(asked: Any, meant: str) -> None:
+    with raises(TrainingError, "metrics", meant):
         check_metrics(asked)
 
 
 def test_a_class_is_refused_with_how_a_metric_is_made_of_it() -> None:
-    with raises(TrainingError, "class", "metrics", shown=" MulticlassAccuracy(...)."):
+    with raises(TrainingError, "metrics", " MulticlassAccuracy(...)."):
         check_metrics([classification.MulticlassAccuracy])
 
 
 def test_a_class_that_the_network_does_not_know_is_named() -> None:
-    with raises(TrainingError, "unknown class", shown=(" 9, ", " 7 ")):
+    with raises(TrainingError, " 9, ", " 7 "):
         make_metrics("f1").update(SCORES[:2], torch.tensor([0, 9]))
-    with raises(TrainingError, "no classes", shown=("outputs (31, 2) ", " targets (31, 2) ")):
+    with raises(TrainingError, "outputs (31, 2) ", " targets (31, 2) "):
         make_metrics("f1").update(NUMBERS, WANTED)
 
 
 def test_a_metric_that_fails_is_named_by_every_rank(pools: Pools) -> None:
     by_class = classification.MulticlassAccuracy(CLASSES, average=None)
-    with raises(SpmdError, "not computed", "MulticlassAccuracy", shown="(7,)"):
+    with raises(SpmdError, "MulticlassAccuracy", "(7,)"):
         gpupool.evaluate(Table(SCORES), numbered(LABELS), [by_class], pool=pools[3])

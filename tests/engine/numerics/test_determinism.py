@@ -88,8 +88,8 @@ def test_cublas_has_its_variable_before_its_first_call() -> None:
 
 
 def test_autotuning_and_deterministic_exclude_each_other() -> None:
-    with raises(OptionsError, "conflict", "compile"):
+    with raises(OptionsError, "compile"):
         TrainingOptions(deterministic=True, compile="max-autotune")
     TrainingOptions(deterministic=True, compile="reduce-overhead")
-    with raises(OptionsError, "type", "deterministic"):
+    with raises(OptionsError, "deterministic"):
         TrainingOptions(deterministic=1)  # type: ignore[arg-type]

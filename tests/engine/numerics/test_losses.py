@@ -221,28 +221,28 @@ def test_classes_that_weigh_differently_are_exact_over_ranks(pools: Pools) -> No
 
 
 @pytest.mark.parametrize(
-    ("loss", "kind", "meant"),
+    ("loss", "meant"),
     [
-        ("crossentropy", "unknown", " 'cross_entropy'?"),
-        (5, "unknown", "loss=5 "),
-        ({}, "no name", ""),
-        ({"a": "mze"}, "unknown", " 'mse'?"),
-        (nn.MSELoss, "class", " MSELoss()."),
+        ("crossentropy", " 'cross_entropy'?"),
+        (5, "loss=5 "),
+        ({}, ""),
+        ({"a": "mze"}, " 'mse'?"),
+        (nn.MSELoss, " MSELoss()."),
     ],
 )
-def test_what_is_no_loss_is_refused_with_what_there_is(loss: Any, kind: str, meant: str) -> None:
-    with raises(TrainingError, kind, "loss", shown=meant):
+def test_what_is_no_loss_is_refused_with_what_there_is(loss: Any, meant: str) -> None:
+    with raises(TrainingError, "loss", meant):
         check_loss(loss)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_a_module_that_gives_no_mean_is_refused(reduction: str) -> None:
-    with raises(TrainingError, "no mean", "loss"):
+    with raises(TrainingError, "loss"):
         make_loss(nn.MSELoss(reduction=reduction))
 
 
 def test_a_function_that_gives_no_mean_is_refused() -> None:
-    with raises(TrainingError, "no number", "loss", shown=" (4,)"):
+    with raises(TrainingError, "loss", " (4,)"):
         make_loss(lambda outputs, targets: outputs - targets)(numbers(4), numbers(4))
 
 
@@ -252,17 +252,17 @@ def test_a_loss_with_parameters_that_train_is_refused() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(1))
 
-    with raises(TrainingError, "parameters", "loss", shown=("Learned", "scale")):
+    with raises(TrainingError, "loss", "Learned", "scale"):
         make_loss(Learned())
 
 
 def test_shapes_that_torch_would_compare_each_with_each_are_refused() -> None:
-    with raises(TrainingError, "shapes", shown=(" 4 x 2, ", " 4:")):
+    with raises(TrainingError, " 4 x 2, ", " 4:"):
         make_loss("mse")(numbers(4, 2), numbers(4))
 
 
 def test_an_output_that_is_not_there_is_named_with_those_that_are() -> None:
-    with raises(TrainingError, "no name", "b", shown=" 'a'"):
+    with raises(TrainingError, "b", " 'a'"):
         make_loss({"b": "mse"})({"a": numbers(4)}, numbers(4))
 
 

@@ -119,17 +119,17 @@ def test_factor_0_freezes_and_nothing_left_is_an_error() -> None:
     model = network()
     make_optimizer(model, TrainingOptions(learn_rate_factors={"0.*": 0}))
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
-    with raises(TrainingError, "nothing trains"):
+    with raises(TrainingError):
         make_optimizer(network(), TrainingOptions(learn_rate_factors={"*": 0}))
 
 
 @pytest.mark.parametrize("option", ["learn_rate_factors", "weight_decay_factors"])
 def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
     options = TrainingOptions(weight_decay=0.1, **{option: {"head.*": 2}})
-    with raises(OptionsError, "no parameter", option, shown="'head.*'"):
+    with raises(OptionsError, option, "'head.*'"):
         make_optimizer(network(), options)
 
 
 def test_a_callable_that_makes_no_optimizer_is_an_error() -> None:
-    with raises(OptionsError, "type", "optimizer", shown=" list"):
+    with raises(OptionsError, "optimizer", " list"):
         make_optimizer(network(), TrainingOptions(optimizer=lambda groups: groups))

@@ -97,13 +97,13 @@ def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:
         assert torch.equal(ours.inputs, theirs.inputs)
     (ordered,) = gpupool.shard_batches(samples(5), 5, shuffle=False)
     assert torch.equal(ordered.inputs, samples(5).tensors[0])
-    for name, value, kind in (
-        ("epoch", 0, "range"),
-        ("samples_done", 51, "range"),
-        ("shuffle", "sometimes", "unknown"),
+    for name, value in (
+        ("epoch", 0),
+        ("samples_done", 51),
+        ("shuffle", "sometimes"),
     ):
         wrong: dict[str, Any] = {name: value}
-        with raises(OptionsError, kind, name):
+        with raises(OptionsError, name):
             gpupool.shard_batches(samples(50), 16, **wrong)
 
 
@@ -196,7 +196,7 @@ def test_a_monitor_tells_of_an_error_and_of_nothing_after_its_end() -> None:
     monitor = Monitor(ALONE, ["a", "b", "c"], 0, "", 10, told.append)
     monitor.group("Both", ["a", "b"])
     monitor.info(epoch=3)
-    with raises(OptionsError, "no metric", "z"):
+    with raises(OptionsError, "z"):
         monitor.group("More", ["a", "z"])
     with pytest.raises(ZeroDivisionError), monitor:
         monitor.record(1, a=1 / 0)
@@ -207,16 +207,16 @@ def test_a_monitor_tells_of_an_error_and_of_nothing_after_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "kind"),
+    ("name", "value"),
     [
-        ("metrics", "loss", "type"),
-        ("metrics", [], "type"),
-        ("num_steps", -1, "range"),
-        ("report_every", 0, "range"),
+        ("metrics", "loss"),
+        ("metrics", []),
+        ("num_steps", -1),
+        ("report_every", 0),
     ],
 )
-def test_arguments_of_a_monitor_that_make_no_sense(name: str, value: Any, kind: str) -> None:
-    with raises(OptionsError, kind, name):
+def test_arguments_of_a_monitor_that_make_no_sense(name: str, value: Any) -> None:
+    with raises(OptionsError, name):
         gpupool.monitor(**{name: value})
 
 

@@ -272,7 +272,7 @@ def a_broken_sample_is_skipped_if_asked(folder: Path) -> None:
         trained(broken=[7])
     seen = trained(broken=[7], on_error="skip")
     assert sum(step.num_samples for step in seen.steps) == 3 * 49
-    with raises(TrainingError, "too many", "on_error"):
+    with raises(TrainingError, "on_error"):
         trained(broken=[7, 8], on_error="skip")
 
 

@@ -323,7 +323,7 @@ def test_without_a_checkpoint_yet_it_begins_anew(pools: Pools, tmp_path: Path) -
 def test_the_same_cell_again_overwrites_what_it_made_before(pools: Pools, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"batch_size": 6, "checkpoint": str(tmp_path)}
     train_on(pools[2], network(), samples(24), epochs=3, **settings)
-    with raises(SpmdError, "exists", shown=("resume='auto'", "overwrite=True")):
+    with raises(SpmdError, "resume='auto'", "overwrite=True"):
         train_on(pools[2], network(), samples(24), epochs=2, **settings)
     result = train_on(pools[2], network(), samples(24), epochs=2, overwrite=True, **settings)
     assert [step.step for step in result.history.steps] == [*range(1, 9)]
@@ -401,20 +401,35 @@ def test_another_training_is_refused_in_one_sentence(pools: Pools, tmp_path: Pat
     train_on(pools[2], network(), samples(24), **settings)
     more = {**settings, "epochs": 2, "resume": "auto"}
     other = str(tmp_path / "step-00000099.pt")
-    wrong: list[tuple[nn.Module, int, dict[str, Any], str, set[str], tuple[str, ...]]] = [
-        (network(), 25, more, "other data", {"num_samples"}, ("24 samples", "25 samples")),
-        (network(), 24, more | {"seed": 1}, "other data", {"seed"}, ("seed=0", "seed=1")),
-        (network(), 24, more | {"shuffle": "never"}, "other data", {"shuffle"}, ("'every-epoch'",)),
-        (nn.Linear(8, 3), 24, more, "other network", set(), ("Missing key",)),
-        (network(), 24, more | {"optimizer": "adam"}, "other network", set(), ("sgdm", "adam")),
-        (network(), 24, more | {"normalize": "fit"}, "other data", {"normalize"}, ("'none'",)),
-        (network(), 24, more | {"ema": 0.9}, "other option", {"ema"}, ()),
-        (network(), 24, settings, "exists", set(), ()),
-        (network(), 24, more | {"resume": other}, "missing", set(), ("step-00000099.pt",)),
+    wrong: list[tuple[nn.Module, int, dict[str, Any], tuple[str, ...]]] = [
+        (network(), 25, more, ("24 samples", "25 samples")),
+        (network(), 24, more | {"seed": 1}, ("seed=0", "seed=1")),
+        (
+            network(),
+            24,
+            more | {"shuffle": "never"},
+            (
+                "shuffle",
+                "'every-epoch'",
+            ),
+        ),
+        (nn.Linear(8, 3), 24, more, ("Missing key",)),
+        (network(), 24, more | {"optimizer": "adam"}, ("sgdm", "adam")),
+        (
+            network(),
+            24,
+            more | {"normalize": "fit"},
+            (
+                "normalize",
+                "'none'",
+            ),
+        ),
+        (network(), 24, more | {"ema": 0.9}, ("ema",)),
+        (network(), 24, settings, ()),
+        (network(), 24, more | {"resume": other}, ("step-00000099.pt",)),
     ]
-    for model, num, changed, kind, names, shown in wrong:
-        names = names | {"resume"} if kind.startswith("other") else names
-        with raises(SpmdError, kind, *names, shown=shown, ename="TrainingError") as caught:
+    for model, num, changed, shown in wrong:
+        with raises(SpmdError, shown, ename="TrainingError") as caught:
             train_on(pools[2], model, samples(num), **changed)
         assert len(str(caught.value).splitlines()) == 1
         assert same_on(caught.value, 0, 1)
@@ -453,14 +468,12 @@ def test_a_sealed_file_that_holds_no_whole_state_is_said_on_every_rank(
         (tmp_path / name).write_bytes(sealed(state))
         with pytest.raises(SpmdError) as caught:
             train_on(pools[2], network(), samples(24), **settings, resume="auto")
-        assert caught.value.kind in ("format", "damaged", "other network")
-        assert caught.value.names == ("resume",)
         assert f"{name} " in str(caught.value)
         assert same_on(caught.value, 0, 1)
 
 
 def test_resume_true_needs_a_checkpoint(pools: Pools, tmp_path: Path) -> None:
-    with raises(SpmdError, "missing", "resume", ename="TrainingError"):
+    with raises(SpmdError, "resume", ename="TrainingError"):
         train_on(pools[2], network(), samples(8), checkpoint=str(tmp_path / "new"), resume=True)
     result = train_on(
         pools[2], network(), samples(8), epochs=1, checkpoint=str(tmp_path / "new"), resume="auto"

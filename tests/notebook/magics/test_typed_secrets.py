@@ -21,7 +21,7 @@ TYPED = "hf_typed81q7wLm0"
     ],
 )
 def test_a_typed_value_is_refused(line: str) -> None:
-    with raises(OptionsError, "value", "HF_TOKEN") as caught:
+    with raises(OptionsError, "HF_TOKEN") as caught:
         refuse_typed_value(line)
     assert TYPED not in str(caught.value)
 

@@ -75,5 +75,5 @@ def test_a_terminal_line_is_redrawn_ten_times_a_second(history_of: HistoryOf) ->
 
 
 def test_a_plot_without_a_notebook_is_refused() -> None:
-    with raises(OptionsError, "no notebook", "progress"):
+    with raises(OptionsError, "progress"):
         show_training(Run(), "plot")

@@ -47,7 +47,7 @@ def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
     assert all(re.fullmatch("[0-9a-f]{6}", fingerprint) for fingerprint in shown.values())
     assert shown.items() <= pool2.status().env.items()
     assert value_on_ranks(pool2, "GPUPOOL_A2") == {"two"}
-    with raises(OptionsError, "not set", "GPUPOOL_NO*"):
+    with raises(OptionsError, "GPUPOOL_NO*"):
         pool2.propagate_env("GPUPOOL_A1", "GPUPOOL_NO*")
     os.environ["GPUPOOL_A2"] = "2"
     assert pool2.propagate_env("GPUPOOL_A2")["GPUPOOL_A2"] != shown["GPUPOOL_A2"]

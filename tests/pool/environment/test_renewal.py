@@ -117,5 +117,5 @@ def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) 
 
 def test_a_chain_that_fails_says_why_in_one_line(issuer: Issuer, pool2: Pool) -> None:
     issuer.fail("first line\nsecond line")
-    with raises(CredentialsError, "no key", shown="custom-process: first line. "):
+    with raises(CredentialsError, "custom-process: first line. ", kind="no key"):
         pool2.propagate_env(aws=True)

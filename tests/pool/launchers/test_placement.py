@@ -49,14 +49,14 @@ def test_one_rank_per_gpu_by_default_with_nccl() -> None:
 def test_fewer_ranks_find_the_gpus_that_are_free() -> None:
     assert uuids(placed(n=2)) == ["GPU-0", "GPU-1"]
     assert uuids(placed(n=2, taken=["GPU-0", "GPU-2"])) == ["GPU-1", "GPU-3"]
-    with raises(PlacementError, "locked", shown="GPU-0, GPU-2, GPU-3 in use by pid 4711"):
+    with raises(PlacementError, "GPU-0, GPU-2, GPU-3 in use by pid 4711"):
         placed(n=2, taken=["GPU-0", "GPU-2", "GPU-3"])
 
 
 def test_the_gpus_that_were_named_are_needed_as_they_are() -> None:
     assert uuids(placed(gpus=("3", "0"))) == ["GPU-3", "GPU-0"]
     assert uuids(placed(gpus=("3", "0"), n=1)) == ["GPU-3"]
-    with raises(PlacementError, "locked", shown="GPU-3 in use"):
+    with raises(PlacementError, "GPU-3 in use"):
         placed(gpus=("3", "0"), n=1, taken=["GPU-3"])
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_locked() -> None:
     def never(uuids: Sequence[str], number: int) -> list[str]:
         raise AssertionError("locked")
 
-    with raises(PlacementError, "no GPU", "device", shown=(NO_DRIVER, "`%gpupool start --cpu`")):
+    with raises(PlacementError, "device", NO_DRIVER, "`%gpupool start --cpu`"):
         place_ranks(PoolOptions(device="gpu"), never, found=NONE)
-    with raises(OptionsError, "no GPU", "backend", shown=(" 4 ", "'gloo'")):
+    with raises(OptionsError, "backend", " 4 ", "'gloo'"):
         place_ranks(PoolOptions(backend="nccl", n=5), never, found=FOUR)

@@ -53,9 +53,9 @@ def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: 
         driver.show(gpu(0), gpu(1, memory=FULL, compute={pid: FULL[0]}), gpu(2))
         assert labels(placed(driver, n=2)) == ["0", "2"]
         said = "You asked for 3 of 3 GPUs, and 2 can be had; GPU 1 is in use by "
-        with raises(PlacementError, "in use", shown=(said, f" {pid} (", "`-n 2`")):
+        with raises(PlacementError, said, f" {pid} (", "`-n 2`"):
             placed(driver)
-        with raises(PlacementError, "in use"):
+        with raises(PlacementError):
             placed(driver, gpus=("1",))
         assert labels(placed(driver, force=True)) == ["0", "1", "2"]
 
@@ -66,7 +66,7 @@ def test_instances_of_one_gpu_use_gloo(driver: DriverOn) -> None:
     assert labels(placement) == ["0:0", "0:2", "1"]
     assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
     assert any("instances of one GPU" in note for note in placement.notes)
-    with raises(OptionsError, "no GPU", "backend", shown=" 2 can be used"):
+    with raises(OptionsError, "backend", " 2 can be used"):
         placed(driver, backend="nccl")
 
 

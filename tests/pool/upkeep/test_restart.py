@@ -85,7 +85,7 @@ def test_a_stop_ends_a_restart_too(pool3: Pool) -> None:
     until(lambda: gone(before), 5.0)
     pool3.stop()
     thread.join(40)  # and not the minute that a new engine has to come up
-    assert failed[0].kind == "stopped"
+    assert isinstance(failed[0], PoolError)
 
 
 @pytest.mark.long
@@ -99,7 +99,7 @@ def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
                 if child.name() == "gpupool:rank1":
                     child.kill()
         time.sleep(0.02)
-    assert (failed[0].kind, failed[0].ranks) == ("given up", (1,))
+    assert failed[0].ranks == (1,)
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
 
@@ -123,9 +123,9 @@ def test_a_private_folder_that_is_removed_costs_no_rank_and_is_named(pool3: Pool
     shutil.rmtree(folder.parent)
     with pytest.raises(SpmdError, match="ZeroDivisionError"):
         pool3.run("if rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
-    with raises(PoolError, "no group", shown=(str(folder), "`%gpupool stop`")):
+    with raises(PoolError, str(folder), "`%gpupool stop`"):
         pool3.run(SUM)
-    with raises(PoolError, "folder removed", shown=str(folder)):
+    with raises(PoolError, str(folder)):
         pool3.restart([1])
     assert pool3.status().pids == pids
     pool3.stop()

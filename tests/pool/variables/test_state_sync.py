@@ -89,18 +89,18 @@ def test_what_fits_is_changed_in_place_and_the_rest_is_bound_anew(pool3: Pool) -
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "shown"),
+    ("name", "shown"),
     [
-        ("nosuch", "unknown", "'nosuch'"),
-        ("locked", "no value", ("TypeError: ", "lock", "['locked']['a'].lock")),
-        ("shard", "no value", "TypeError: a DTensor "),
+        ("nosuch", "'nosuch'"),
+        ("locked", ("TypeError: ", "lock", "['locked']['a'].lock")),
+        ("shard", "TypeError: a DTensor "),
     ],
 )
 def test_what_cannot_be_copied_changes_nothing(
-    pool3: Pool, name: str, kind: str, shown: str | tuple[str, ...]
+    pool3: Pool, name: str, shown: str | tuple[str, ...]
 ) -> None:
     pool3.run(REFUSED)
-    with raises(PoolError, kind, "one", name, ranks=(0,), shown=shown):
+    with raises(PoolError, "one", name, shown, ranks=(0,)):
         pool3.sync_from(0, "one", name)
     assert dict(pool3.run("one")) == {0: 0, 1: 1, 2: 2}
 
@@ -119,12 +119,12 @@ shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
 
 
 def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
-    with raises(OptionsError, "incomplete"):
+    with raises(OptionsError):
         pool3.sync_from(0)
     for rank, ranks in [(3, None), ("0", None), (0, [0, 1])]:
-        with raises(OptionsError, "range", "source"):
+        with raises(OptionsError, "source"):
             pool3.sync_from(rank, "x", ranks=ranks)  # type: ignore[arg-type]
-    with raises(PoolError, "reserved", "device"):
+    with raises(PoolError, "device"):
         pool3.sync_from(0, "device")
 
 

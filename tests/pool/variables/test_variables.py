@@ -94,7 +94,7 @@ def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool)
         f"({LARGE}, [1], 'constant')",
     ]
     assert sorted(pool2["z"].info) == [0]
-    with raises(PoolError, "lost", "z", ranks=(1,), shown="restarted"):
+    with raises(PoolError, "z", "restarted", ranks=(1,)):
         pool2["z"].gather()
 
 
@@ -119,9 +119,9 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
     assert "rank 1 is new, and `import fleeting` of an earlier cell cannot be rep" in first.text(1)
     assert cell("j").text(1) == ""  # once
     way_on = "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string') copies"
-    with raises(SpmdError, "lost", "string", ranks=(1,), shown=way_on, ename="NameError"):
+    with raises(SpmdError, "string", way_on, ranks=(1,), ename="NameError"):
         cell("string")
-    with raises(SpmdError, "", ranks=(0, 1), shown="'nowhere'", ename="NameError") as caught:
+    with raises(SpmdError, "'nowhere'", ranks=(0, 1), ename="NameError") as caught:
         cell("nowhere")
     assert same_on(caught.value, 0, 1)
 
@@ -140,7 +140,7 @@ class OnlyOnRank:
 def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
     notebook.cell("ran = 0")
     notebook.names |= {"x": OnlyOnRank(0), "y": 5}
-    with raises(TransferError, "", "x", shown=(" rank 1: ", "ValueError: not for this rank")):
+    with raises(TransferError, "x", " rank 1: ", "ValueError: not for this rank"):
         notebook.cell("ran = 1; x, y")
     assert notebook.cell("ran, y") == ["(0, 5)"] * 2
 
@@ -150,7 +150,7 @@ def test_what_only_code_of_ranks_may_read_fails_no_other_cell(notebook: Notebook
     notebook.cell("def f(): return n")
     notebook.names["n"] = threading.Lock()
     assert notebook.cell("callable(f)") == ["True", "True"]
-    with raises(SpmdError, "not sent", "n", ranks=(0, 1), ename="NameError"):
+    with raises(SpmdError, "n", ranks=(0, 1), ename="NameError"):
         notebook.cell("f()")
 
 
@@ -189,10 +189,10 @@ def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: P
     notebook.cell("x = 1")
     old = notebook.names["x"]
     notebook.cell("x = 2")
-    with raises(PoolError, "earlier value", "x") as caught:
+    with raises(PoolError, "x") as caught:
         _ = old[0]
     notebook.names["y"] = {"old": old}
-    with raises(TransferError, "", "y", shown=str(caught.value)):
+    with raises(TransferError, "y", str(caught.value)):
         notebook.cell("y")
 
 
@@ -224,7 +224,7 @@ def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
     assert pool2.status().state == "busy"
     assert "append" not in dir(x)
-    with raises(PoolError, "busy") as caught:
+    with raises(PoolError) as caught:
         _ = x[0]
     with pytest.raises(AttributeError, match=re.escape(f"x.append: {caught.value}")):
         _ = x.append
@@ -263,7 +263,7 @@ def test_what_is_large_or_cannot_be_pickled_shows_its_text(pool2: Pool) -> None:
     }.items():
         result = pool2.run(source)
         assert result.value_text(1).startswith(text)
-        with raises(PoolError, "no value", ranks=(1,)):
+        with raises(PoolError, ranks=(1,)):
             result[1]
     # what a function returns comes whole
     assert pool2.run(torch.full, (1024, 1024), 7.0)[1].sum() == 7 * 1024 * 1024
