@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
-from gpupool.core.wire.monitor_event import MonitorEvent
+from gpupool.core.wire.events import MonitorEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings

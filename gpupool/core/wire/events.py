@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from gpupool.core.formatting import measured, percent
-from gpupool.core.wire.monitor_event import MonitorEvent
+
+OVER = ("finished", "stopped", "failed")  # how a loop of the user's ends
+Row = tuple[int, float, dict[str, float]]
+"""The step, the seconds since the monitor was made, and the values recorded, by metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,27 @@ class EndEvent:
     step: int
     elapsed_s: float
     kept_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorEvent:
+    """News of a loop of the user's (`gpupool.monitor`). `number` sets those of a process apart.
+
+    All but `rows` is the whole state each time. `groups` maps the title of a plot to its metrics;
+    `num_steps` is 0 where nobody knows. `status` is "running", "stopping", "finished", "stopped" or
+    "failed". `heeds_stop`: the loop asks whether to stop.
+    """
+
+    number: int
+    title: str
+    num_steps: int
+    world_size: int
+    groups: dict[str, list[str]]
+    info: dict[str, str]
+    status: str
+    heeds_stop: bool
+    elapsed_s: float
+    rows: list[Row] = field(default_factory=list)
 
 
 Event = (

@@ -27,6 +27,7 @@ _END_CHARS = 13  # "0100007F:1F90" is 127.0.0.1:8080, and ends the same address 
 _LISTENS = (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 _ACCEPT_S = 5.0  # a peer takes a connection at once
 _POLL_S = 0.002
+_MANY_BYTES = 1 << 16
 
 
 @contextlib.contextmanager
@@ -98,6 +99,8 @@ def refuse_strangers() -> None:
                 for one in strange:
                     with contextlib.suppress(OSError):
                         one.shutdown(socket.SHUT_RDWR)
+                        while one.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
+                            pass  # nothing is left that a later group could read: it is over
                 break
         time.sleep(_POLL_S)
     named = " and ".join(map(_user_name, sorted(users))) or "somebody who cannot be named"

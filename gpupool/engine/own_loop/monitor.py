@@ -28,7 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines, Row
+from gpupool.core.monitor_lines import MonitorLines
+from gpupool.core.wire.events import MonitorEvent, Row
 from gpupool.engine import control
 from gpupool.engine.group.forming import World
 from gpupool.engine.output.emit import emit

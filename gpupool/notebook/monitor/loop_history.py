@@ -8,7 +8,8 @@ import time
 from collections import deque
 
 from gpupool.core.formatting import is_share
-from gpupool.core.wire.monitor_event import OVER, MonitorEvent, monitor_line
+from gpupool.core.monitor_lines import monitor_line
+from gpupool.core.wire.events import OVER, MonitorEvent
 from gpupool.notebook.drawing.axes import Axis, FittedAxis, fitted_end, step_axis
 from gpupool.notebook.drawing.styles import own_legend, own_plot
 from gpupool.notebook.monitor import words

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpupool.core.wire.events import Event, ProgressEvent
-from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
+from gpupool.core.monitor_lines import MonitorLines
+from gpupool.core.wire.events import Event, MonitorEvent, ProgressEvent
 from gpupool.notebook.monitor.rank_bars import RankBars
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_reader, in_notebook

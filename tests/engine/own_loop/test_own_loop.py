@@ -12,7 +12,8 @@ import torch
 
 import gpupool
 from gpupool import OptionsError, Pool
-from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
+from gpupool.core.monitor_lines import MonitorLines
+from gpupool.core.wire.events import MonitorEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.engine.group.forming import World
 from gpupool.engine.own_loop.monitor import Monitor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from gpupool.core.wire.monitor_event import MonitorEvent
+from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.picture import history_html, state_of
 

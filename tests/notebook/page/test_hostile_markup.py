@@ -15,7 +15,7 @@ import torch
 import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
 from gpupool.core.progress import Course
-from gpupool.core.wire.monitor_event import MonitorEvent
+from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook import composites, data_view
 from gpupool.notebook.cells import notices
 from gpupool.notebook.cells.errors import errors_html

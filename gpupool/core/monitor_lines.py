@@ -1,40 +1,15 @@
-"""What a loop of the user's reports (`gpupool.monitor`). Runs anywhere."""
+"""How a loop of the user's goes, as lines: for terminals and logs. Runs anywhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TextIO
 
 from gpupool.core.terminal import cleared, plain
+from gpupool.core.wire.events import OVER, MonitorEvent
 
-Row = tuple[int, float, dict[str, float]]
-"""The step, the seconds since the monitor was made, and the values recorded, by metric."""
-
-OVER = ("finished", "stopped", "failed")
 LINE_EVERY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorEvent:
-    """News of one monitor. `number` sets those of a process apart.
-
-    All but `rows` is the whole state each time. `groups` maps the title of a plot to its metrics;
-    `num_steps` is 0 where nobody knows. `status` is "running", "stopping", "finished", "stopped" or
-    "failed". `heeds_stop`: the loop asks whether to stop.
-    """
-
-    number: int
-    title: str
-    num_steps: int
-    world_size: int
-    groups: dict[str, list[str]]
-    info: dict[str, str]
-    status: str
-    heeds_stop: bool
-    elapsed_s: float
-    rows: list[Row] = field(default_factory=list)
 
 
 def monitor_line(event: MonitorEvent, step: int, latest: Mapping[str, float]) -> str:
