@@ -35,7 +35,7 @@ def step(number: int, loss: float = 1.0) -> StepEvent:
 
 
 def checkpoint(number: int) -> CheckpointEvent:
-    return CheckpointEvent(number, 1, f"s3://a/step-{number:08}.pt")
+    return CheckpointEvent(number, f"s3://a/step-{number:08}.pt")
 
 
 def history_of(*events: object) -> TrainingHistory:
@@ -54,7 +54,7 @@ def test_a_new_start_forgets_what_is_told_again() -> None:
     history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("data", "waited", 2))
     history.restarts = ["rank 1 was killed"]
     assert history.newest == checkpoint(2)
-    for event in (START, ResumeEvent(2, 1, "s3://a/step-00000002.pt", 2), step(1), step(2)):
+    for event in (START, ResumeEvent(2, "s3://a/step-00000002.pt"), step(1), step(2)):
         history.add(event)
     assert [s.step for s in history.steps] == [1, 2]
     assert history.warnings == []
@@ -91,7 +91,7 @@ def test_what_ended_it_is_said() -> None:
 def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
     history = history_of(
         START,
-        ResumeEvent(1, 1, "s3://a/step-00000001.pt", 2),
+        ResumeEvent(1, "s3://a/step-00000001.pt"),
         step(1),
         step(2),
         ValidationEvent(2, 1, 0.5, 0.9, 10, 0.3, {"f1": 0.875}, is_best=True),
@@ -162,7 +162,7 @@ def test_an_error_says_where_the_last_checkpoint_is() -> None:
     assert (
         "memory\nThe checkpoint after step 8 is at s3://a/step-00000008.pt; resume='auto'" in shown
     )
-    told = with_checkpoint(error, ResumeEvent(8, 1, "s3://b/step-00000008.pt", 2))
+    told = with_checkpoint(error, ResumeEvent(8, "s3://b/step-00000008.pt"))
     assert "resume='s3://b/step-00000008.pt' resumes" in "\n".join(told._render_traceback_())
 
 

@@ -106,18 +106,15 @@ class CheckpointEvent:
     """A checkpoint is complete at `url`: all that training holds after `step`."""
 
     step: int
-    epoch: int
     url: str
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeEvent:
-    """Training resumes from the checkpoint at `url`, after `step`. It was made on `world_size`."""
+    """Training resumes from the checkpoint at `url`, after `step`."""
 
     step: int
-    epoch: int
     url: str
-    world_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,6 @@ class Saving:
         self._every_steps, self._every_s, self._every_epoch = _intervals(options)
         self._saved_step = -1
         self._saved_at = clock()
-        self._epochs: dict[int, int] = {}  # step -> epoch
 
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
@@ -97,7 +96,6 @@ class Saving:
         self._saved_step, self._saved_at = self._run.step, self._clock()
         self._run.reporter.requested -= {"save"}
         if self._writes:
-            self._epochs[self._run.step] = run_state.epoch_of(self._run)
             fixed = run_state.facts(self._run, self._event_log, self._dataset)
             self._checkpoints.save(
                 run_state.capture(self._run),
@@ -119,8 +117,7 @@ class Saving:
         assert self._checkpoints is not None
         written, failures = self._checkpoints.news()
         for one in written:
-            epoch = self._epochs.pop(one.step)
-            self._run.reporter.emit(CheckpointEvent(one.step, epoch, one.url))
+            self._run.reporter.emit(CheckpointEvent(one.step, one.url))
         for error in failures:
             sentence = f"a checkpoint could not be written: {error}"
             self._run.reporter.emit(WarningEvent("checkpoint", sentence, self._run.step))
@@ -170,9 +167,7 @@ class Saving:
         run = self._run
         try:
             run_state.restore(run, self._dataset, loaded, url)
-            run.reporter.emit(
-                ResumeEvent(run.step, run_state.epoch_of(run), url, loaded["world_size"])
-            )
+            run.reporter.emit(ResumeEvent(run.step, url))
             if run.world.rank == 0:
                 self._event_log.replay(loaded["told"])
         except GpuPoolError:
@@ -191,7 +186,6 @@ class Saving:
             raise DataError(f"the one before is still being written after {within_s:g} s", "late")
         is_new = run.step > max(self._saved_step, 0)
         if is_new and run.is_step_complete and not run.has_diverged:
-            self._epochs[run.step] = run_state.epoch_of(run)
             unreported = run.reporter.unreported()
             fixed = run_state.facts(run, self._event_log, self._dataset, unreported)
             why_not = run.completed.why_spoilt

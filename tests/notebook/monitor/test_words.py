@@ -37,7 +37,7 @@ def rows(history: TrainingHistory) -> dict[str, str]:
 
 def test_there_is_a_row_for_what_was_told() -> None:
     read = DataEvent(1, 1, 8, 8, 2, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}, "8 threads")
-    shown = rows(history_of([START, STEP, read, CheckpointEvent(1, 1, "s3://a/b")]))
+    shown = rows(history_of([START, STEP, read, CheckpointEvent(1, "s3://a/b")]))
     assert shown["Read by"] == "8 threads"
     assert shown["Reads retried"] == "2 (503 SlowDown)"
     assert shown["Samples skipped"] == "1"
@@ -73,7 +73,7 @@ def test_what_was_not_asked_for_has_no_row() -> None:
     assert "Steps per epoch" not in stream
     assert stream["Frequency"] == "every epoch"
     assert stream["Step"] == "1"
-    resumed = rows(history_of([START, ResumeEvent(1, 1, "s3://a/b", 2), STEP]))
+    resumed = rows(history_of([START, ResumeEvent(1, "s3://a/b"), STEP]))
     assert resumed["Resumed"] == "after step 1"
 
 
