@@ -42,12 +42,6 @@ class NetworkInfo:
         # A module that was saved can be read where there is no gpupool.
         return SimpleNamespace, (), asdict(self)
 
-    def __copy__(self) -> NetworkInfo:
-        return self
-
-    def __deepcopy__(self, memo: object) -> NetworkInfo:
-        return self
-
     def __bool__(self) -> bool:
         return self != _NOTHING
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
@@ -79,7 +78,7 @@ class DrawnLine:
             if _lines[-1] is not self or text == self._shown:
                 return
             _guard()
-            if not _screen.is_unfinished:
+            if not _Guarded.is_unfinished:
                 self._write(text)
 
     def close(self) -> None:
@@ -102,17 +101,6 @@ class DrawnLine:
         self._shown = text
 
 
-@dataclass
-class _Screen:
-    """What is known of the terminal.
-
-    `is_unfinished`: somebody has written part of a line there, which must not be drawn over.
-    """
-
-    is_unfinished: bool = False
-
-
-_screen = _Screen()
 _lines: list[DrawnLine] = []  # the newest is last
 _lock = threading.RLock()
 
@@ -134,6 +122,8 @@ def _wipe() -> None:
 class _Guarded:
     """A stream of the terminal, for all who know it as stdout or stderr while a line is drawn."""
 
+    is_unfinished = False  # somebody has written part of a line, which must not be drawn over
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
@@ -142,7 +132,7 @@ class _Guarded:
         with _lock:
             if _lines and text:
                 _wipe()
-                _screen.is_unfinished = not text.endswith("\n")
+                _Guarded.is_unfinished = not text.endswith("\n")
             return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -164,7 +154,7 @@ def _guard() -> None:
 
 def _unguard() -> None:
     """Nothing is drawn any more. Who has kept a guarded stream meanwhile may continue with it."""
-    _screen.is_unfinished = False
+    _Guarded.is_unfinished = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, _Guarded):

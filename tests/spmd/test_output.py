@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.formatting import format_ranks
 from gpupool.spmd.output import (
     Group,
     fold,
@@ -34,15 +33,6 @@ def test_groups_differ_and_come_by_size_then_by_first_rank(texts: dict[int, str]
     order = [(-len(group.ranks), group.ranks) for group in groups]
     assert order == sorted(order)
     assert all(group.ranks == tuple(sorted(group.ranks)) for group in groups)
-
-
-@given(st.sets(RANKS, min_size=1))
-def test_formatted_ranks_can_be_read_back(ranks: set[int]) -> None:
-    read: set[int] = set()
-    for part in format_ranks(ranks).split(", "):
-        first, _, last = part.partition("-")
-        read |= set(range(int(first), int(last or first) + 1))
-    assert read == ranks
 
 
 def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
