@@ -31,6 +31,8 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from gpupool.core.formatting import format_ranks
@@ -260,7 +262,11 @@ class SpmdError(GpuPoolError):
         return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints: what a view has shown above is not said again."""
+        """What IPython prints: what a view has shown above is not said again.
+
+        `%debug` then begins at the user's line, not in one of ours.
+        """
+        _leave_out_our_frames(self.__traceback__)
         is_shown, self.is_shown = self.is_shown, False
         lines = [f"SpmdError: {self}", *([] if is_shown else self.details())]
         return lines if shows_colours(sys.stdout) else [_ANSI.sub("", line) for line in lines]
@@ -274,6 +280,7 @@ _COLLECTIVE = re.compile(
     r"|broadcast\w*|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|wait)\("
 )
 _CELL = re.compile(r"Cell In\[\d+\], (?=line)")
+_OURS = str(Path(__file__).parent.parent)
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
 
 
@@ -292,6 +299,26 @@ def _kind(error: RankError) -> str:
     if error.was and not error.where:  # it was killed
         return f"{what} (was {error.was})"
     return f"{what} ({error.where})" if error.where else what
+
+
+def _leave_out_our_frames(frames: TracebackType | None) -> None:
+    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place.
+
+    The outermost frame stays: it is IPython's, which expects it.
+    """
+    kept = frames
+    while kept is not None:
+        following = kept.tb_next
+        while following is not None and _is_ours(following):
+            following = following.tb_next
+        kept.tb_next = following
+        kept = following
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    code = frame.tb_frame.f_code
+    calls_magic = code.co_name in ("run_cell_magic", "run_line_magic", "decorator")
+    return code.co_filename.startswith(_OURS) or (calls_magic and "IPython" in code.co_filename)
 
 
 class DataError(GpuPoolError):

@@ -25,7 +25,17 @@ def number_of(cell: Cell) -> int:
     return next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
 
 
-# ---- %xmode, chains ---------------------------------------------------------------------------
+# ---- %debug, %xmode, chains --------------------------------------------------------------------
+
+
+def test_debug_begins_at_the_users_line(kernel: Kernel) -> None:
+    kernel.run(
+        "def outer():\n    mine = 5\n    import gpupool\n    gpupool.current_pool().run('1/0')"
+    )
+    kernel.run("outer()")
+    cell = kernel.run("%debug", answers=["p mine", "q"])
+    assert "----> 4     gpupool.current_pool().run('1/0')" in cell.text
+    assert "\n5" in cell.text
 
 
 @pytest.mark.parametrize("mode", ["Plain", "Verbose", "Minimal"])

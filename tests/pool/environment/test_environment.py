@@ -57,6 +57,28 @@ def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
     assert not shown.keys() & pool2.status().env.keys()
 
 
+SLOW = """
+import time
+import fsspec
+
+class Slow(fsspec.AbstractFileSystem):
+    @classmethod
+    def clear_instance_cache(cls):
+        with open({!r} + str(rank), "a") as file:
+            file.write("x")
+        time.sleep(1)
+"""
+
+
+def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
+    pool2.run(SLOW.format(f"{tmp_path}/"))
+    os.environ["GPUPOOL_PLAIN"] = "plain"
+    pool2.propagate_env("GPUPOOL_PLAIN")  # a rank that has not answered is asked again meanwhile
+    pool2.run("del Slow; import gc; gc.collect()")
+    pool2.propagate_env("GPUPOOL_PLAIN", unset=True)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
+
+
 def test_engines_inherit_no_secret_and_get_a_url_with_a_password_after_the_start(
     own_pool: Pool,
 ) -> None:
