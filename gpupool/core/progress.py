@@ -179,7 +179,6 @@ def progress(
     unit: str = "",
     *,
     after_s: float = AFTER_S,
-    draw: Drawing | None = None,
 ) -> Iterator[Progress]:
     """Show how far the block is, if it lasts for more than a second.
 
@@ -187,9 +186,9 @@ def progress(
         what: what it does: "Listing", "Sending x".
         total: how many there are to do, if that is known already.
         unit: what is counted: "files"; `BYTES`; "" for what has no number.
-        after_s: see `Progress`, as for `draw`.
+        after_s: see `Progress`.
     """
-    bar = Progress(what, total, unit, after_s=after_s, draw=draw)
+    bar = Progress(what, total, unit, after_s=after_s)
     bar.start()
     try:
         yield bar

@@ -22,7 +22,7 @@ from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Share, num_samples
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
-from gpupool.engine.jobs import load_job, world_here
+from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
@@ -37,7 +37,7 @@ def predict(sent: Job, result_path: str) -> None:
     Batch i of the whole is entry i of each rank's list, one rank after the other; None is an empty
     share. The number that ends the file's name counts the ranks that train.
     """
-    world, job = world_here(), load_job(sent)
+    world, job = received(sent)
     outputs: list[Any] = []
 
     def keep(given: Any, share: Share) -> None:
@@ -54,7 +54,7 @@ def predict(sent: Job, result_path: str) -> None:
 
 def evaluate(sent: Job) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
-    world, job = world_here(), load_job(sent)
+    world, job = received(sent)
     loss = NO_LOSS
     if job.loss is not None:
         loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
@@ -79,7 +79,8 @@ def confusion(sent: Job) -> list[list[int]] | None:
             scored = classes(*NO_LOSS.scored(outputs, share.targets))
             counts = confusion_counts(*scored, NO_CLASS) + counts
 
-    _pass(load_job(sent), world_here(), count)
+    world, job = received(sent)
+    _pass(job, world, count)
     return counts.long().tolist() if isinstance(counts, Tensor) else None
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from gpupool.core.jobs import TrainingJob
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
@@ -35,10 +34,9 @@ from gpupool.engine.training.saving import resuming
 
 def train(call: Train) -> Reply[TrainReply]:
     """Train; the first of the ranks that train saves the weights: a state dict."""
-    world = world_here()
-    if world.rank == 0:
+    if this_rank().rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
-    job: TrainingJob = load_job(call.job)
+    world, job = received(call.job)
     if call.again:
         job = replace(job, options=resuming(job.options))
     stops_at_once = partial(control.stops_at_once, call.job.name)
@@ -67,13 +65,8 @@ def train(call: Train) -> Reply[TrainReply]:
     return Reply(reply, group_wanting=stops_at_once())
 
 
-def world_here() -> World:
-    """This rank among those that train."""
-    return World.here(torch.device(this_rank().device))
-
-
-def load_job(job: Job) -> Any:
-    """What the client has packed for the ranks."""
+def received(job: Job) -> tuple[World, Any]:
+    """This rank among those that train, and what the client has packed for them."""
     find_modules(job.sys_path)  # the job's classes may be of them
     remember(job.sources)
-    return Source(job.packed).load(Unpickler)
+    return World.here(torch.device(this_rank().device)), Source(job.packed).load(Unpickler)

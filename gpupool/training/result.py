@@ -168,13 +168,13 @@ class TrainingResult:
         is true, and small pictures of images, as the data set gives them.
 
         Args:
-            dataset: another data set than the validation data; its samples have a class or number.
+            dataset: another data set than the validation data.
             loss: a name or module of torch, where that of the training is none.
             options: as those of `evaluate`: `batch_size`, `precision`, `pool` and how to read.
 
         Raises:
-            TrainingError: there was no validation and no data set is given; its samples have no
-                index, or no class or number each; the loss is no loss of torch.
+            TrainingError: there was no validation and no data set is given; it is a stream; the
+                loss is none of torch.
             OptionsError: a number or an option is wrong.
             SpmdError: a rank failed.
         """

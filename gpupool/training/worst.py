@@ -91,62 +91,51 @@ def worst_samples(
     **reading: Any,
 ) -> WorstSamples:
     """The `num` samples of a data set with the highest loss; see `TrainingResult.worst`."""
-    dataset = with_targets(dataset, model)
-    if is_stream(dataset) or hasattr(dataset, "mask_paths"):
-        raise _refusal("no samples", "dataset")
-    loss = chosen_loss(loss, model)
+    dataset, loss = with_targets(dataset, model), chosen_loss(loss, model)
+    each_loss = None if is_stream(dataset) else _each_loss(loss)
+    if each_loss is None:
+        raise TrainingError(
+            "worst needs samples with an index, and a loss of torch for each: give these, as "
+            "result.worst(16, dataset=data, loss='cross_entropy')."
+        )
     options = inference_options("worst", **reading)
     job = InferenceJob(model, dataset, options, loss=loss, keeps_targets=True)
-    each_loss = _each_loss(loss)
     outputs, targets = outputs_of("worst", job, pool)
     outputs = main_output(outputs)
-    if not (hasattr(outputs, "ndim") and hasattr(targets, "ndim")) or outputs.ndim > 2:
-        raise _refusal("no samples", "dataset")
-    are_scores = outputs.ndim == 2 and outputs.shape[1] > 1 and not targets.is_floating_point()
-    if not are_scores:
-        targets = targets.to(outputs.dtype).view_as(outputs)
+    are_scores = outputs.ndim > 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
+    targets = targets.long() if are_scores else targets.to(outputs.dtype).view_as(outputs)
     losses = each_loss(outputs, targets).double().reshape(len(targets), -1).mean(1)
     # NaN is before all others, and of equal losses the first sample.
     order = losses.argsort(descending=True, stable=True)[:num]
-    found, true = outputs[order], targets[order]
-    if are_scores:
-        found = found.argmax(1)
-    elif "bce" in str(loss).lower():
-        found, true = found > 0, true.long()
-    classes = () if true.is_floating_point() else info_of(model).classes or class_names(dataset)
+    found = outputs[order].argmax(1) if are_scores else outputs[order]
+    classes = info_of(model).classes or class_names(dataset) if are_scores else ()
     return WorstSamples(
         WorstSample(
             i, losses[i].item(), _named(f, classes), _named(t, classes), *_shown(dataset, i)
         )
-        for i, f, t in zip(order.tolist(), found, true, strict=True)
+        for i, f, t in zip(order.tolist(), found, targets[order], strict=True)
     )
 
 
 def _each_loss(loss: Any) -> Any:
-    """A function (outputs, targets) -> the loss of each sample, of a name or module of torch."""
+    """A function (outputs, targets) -> the loss of each sample, of a name or module of torch; None
+    of any other."""
     from torch.nn import functional
 
     if isinstance(loss, str) and loss != "output":
         return partial(getattr(functional, _FUNCTIONS.get(loss, loss)), reduction="none")
     if not hasattr(loss, "reduction"):
-        raise _refusal("no loss", "loss")
+        return None
     loss = copy.copy(loss)
     loss.reduction = "none"
     return loss
 
 
-def _refusal(kind: str, name: str) -> TrainingError:
-    return TrainingError(
-        "worst needs samples with an index and a class or number each, and a loss of torch: give "
-        "these, as result.worst(16, dataset=data, loss='cross_entropy')."
-    )
-
-
 def _named(value: Tensor, classes: tuple[str, ...]) -> Any:
-    """A class by its name, if it has one; None of more than one number."""
+    """A class by its name, if it has one, or a number; None of a mask, say."""
     if value.numel() != 1:
         return None
-    number = value.item() if value.is_floating_point() else int(value)
+    number = value.item()
     return classes[int(number)] if 0 <= number < len(classes) else number
 
 

@@ -91,8 +91,7 @@ class ExtraState:
 def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
     """These values with what torch notes about the state: the versions of its modules."""
     made: OrderedDict[str, Any] = OrderedDict(values)
-    if hasattr(state, "_metadata"):
-        made._metadata = state._metadata  # type: ignore[attr-defined]
+    made._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
     return made
 
 

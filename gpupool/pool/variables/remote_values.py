@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.core.wire.calls import Attributes, Call, Fetch, FetchState, Look
+from gpupool.core.wire.calls import Attributes, Call, Fetch, Look
 from gpupool.core.wire.masking import redact
-from gpupool.core.wire.pickles import MemoryFile, Packed, Source
+from gpupool.core.wire.pickles import MemoryFile, Source
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.calls.execution import Execution
@@ -19,10 +19,7 @@ from gpupool.pool.ranks import Ranks
 
 
 class RemoteValues:
-    """Asks ranks for the values of a name, or of an attribute: the `path` from the name to it.
-
-    Nothing is asked while a cell runs, which it would have to wait for.
-    """
+    """Asks ranks for the values of a name, or of an attribute: the `path` from the name to it."""
 
     def __init__(self, all_ranks: Ranks) -> None:
         self._all_ranks = all_ranks
@@ -35,7 +32,7 @@ class RemoteValues:
         ranks: Sequence[int] | None = None,
     ) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        found = self._ask(Look(name, path, text_chars), ranks=ranks)
+        found = self.ask(Look(name, path, text_chars), ranks)
         hidden = self._all_ranks.secrets
         return {
             rank: replace(info, text=redact(info.text, hidden) if info.text else None)
@@ -47,7 +44,7 @@ class RemoteValues:
         """The public attributes of the values; none while the ranks are busy."""
         if self._all_ranks.state != "idle":  # who completes a name does not wait
             return []
-        found = self._ask(Attributes(name, path))
+        found = self.ask(Attributes(name, path))
         return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, name: str, path: tuple[str, ...], rank: int) -> Any:
@@ -57,7 +54,7 @@ class RemoteValues:
             PoolError: it has none, or it cannot travel.
         """
         file = MemoryFile()  # the rank writes to it, so that large values are copied once
-        packed = self._ask(Fetch(name, path, file.path), ranks=[rank])[rank]
+        packed = self.ask(Fetch(name, path, file.path), [rank])[rank]
         try:
             return Source(packed).load()
         except Exception as error:  # DDP wants a process group, for one
@@ -67,21 +64,17 @@ class RemoteValues:
                 ranks=[rank],
             ) from error
 
-    def fetch_state(self, names: Sequence[str], rank: int, path: str) -> Packed:
-        """What the names mean on one rank, for others; written to the file at `path`.
+    def ask(self, call: Call[Value], ranks: Sequence[int] | None = None) -> dict[int, Value]:
+        """Make a quick call about names.
 
         Raises:
-            PoolError: it lacks one, or one cannot be copied.
+            PoolError: the ranks are busy, or one has no such value.
         """
-        return self._ask(FetchState(names, path), ranks=[rank])[rank]
-
-    def _ask(self, call: Call[Value], ranks: Sequence[int] | None = None) -> dict[int, Value]:
-        if self._all_ranks.state == "busy":
+        if self._all_ranks.state == "busy":  # it would have to wait for the end of a cell
             raise PoolError("the ranks are busy: ask again when the running cell has ended.")
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
         try:
             return Execution(self._all_ranks, dict.fromkeys(chosen, call), unheard_output).result()
         except SpmdError as error:
             first = error.first
-            text = of_rank(first.rank, first.evalue)
-            raise PoolError(text, ranks=[first.rank]) from None
+            raise PoolError(of_rank(first.rank, first.evalue), ranks=[first.rank]) from None

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.progress import progress
-from gpupool.core.wire.calls import Bind, SyncState
+from gpupool.core.wire.calls import Bind, FetchState, SyncState
 from gpupool.core.wire.pickles import MemoryFile, namespace
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.iopub import unheard_output
@@ -46,7 +46,8 @@ def sync_state(
     calls = {rank: Bind(bindings=bindings[rank]) for rank in everyone}
     with progress(f"Copying {', '.join(chosen)} of rank {source}"), closing(MemoryFile()) as file:
         Execution(all_ranks, calls, unheard_output).result()
-        state = variables.remote.fetch_state(chosen, source, file.path)
+        fetch = FetchState(chosen, file.path)
+        state = variables.remote.ask(fetch, [source])[source]
         bindings = variables.bindings(Shipment(), everyone, chosen)
         execution = Execution(
             all_ranks,

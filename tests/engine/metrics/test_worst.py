@@ -93,12 +93,6 @@ def test_numbers_are_shown_beside_pictures_whose_normalization_nobody_knows(pool
     assert np.asarray(picture).max() > 250
 
 
-def test_one_output_stands_for_two_classes(pool2: Pool) -> None:
-    data = TensorDataset(torch.arange(2).double(), torch.tensor([1.0, 1.0]))
-    worst = worst_samples(Table(torch.tensor([[3.0], [-3.0]])), data, 1, "bce_with_logits")
-    assert [(one.index, one.found, one.true) for one in worst] == [(1, 0, 1)]
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield torch.zeros(8), 0
@@ -109,10 +103,14 @@ def test_what_has_no_worst_samples_is_refused(pool2: Pool) -> None:
     result = train_on(pool2, network(), data, epochs=1)
     with raises(TrainingError, "dataset"):
         result.worst()
-    with raises(TrainingError, "dataset"):
-        result.worst(2, Stream())
-    with raises(TrainingError, "loss"):
-        result.worst(2, data, loss=lambda outputs, targets: outputs.mean())
-    maps = TensorDataset(torch.ones(3, 1, 2, 2), torch.ones(3, 2, 2).long())
-    with raises(TrainingError, "dataset"):
-        worst_samples(nn.Conv2d(1, 2, 1), maps, 2)
+    for dataset, loss in [(Stream(), None), (data, lambda outputs, targets: outputs.mean())]:
+        with raises(TrainingError, "dataset", "loss"):
+            result.worst(2, dataset, loss=loss)
+
+
+def test_masks_have_a_loss_each_and_no_class(pool2: Pool) -> None:
+    maps = torch.tensor([0, 1, 1])[:, None, None].expand(3, 2, 2)
+    model = nn.Conv2d(1, 2, 1)
+    nn.init.zeros_(model.weight), model.bias.data.copy_(torch.tensor([0.0, 1.0]))
+    worst = worst_samples(model, TensorDataset(torch.ones(3, 1, 2, 2), maps), 2)
+    assert [(one.index, one.true) for one in worst] == [(0, None), (1, None)]

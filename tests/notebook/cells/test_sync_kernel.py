@@ -53,13 +53,6 @@ def test_the_table_and_the_errors_say_what_is_lost_until_it_is_copied(kernel: Ke
     assert re.fullmatch(r"\[(\[\[.*\]\]),\s+\1\]", weights), weights
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("0", "give the source rank and the variables to copy"),
-        ("model 0", "argument RANK: invalid int value: 'model'"),
-        ("0 nosuch", "has no variable 'nosuch'"),
-    ],
-)
-def test_a_wrong_line_says_what_is_wrong(kernel: Kernel, line: str, said: str) -> None:
-    assert said in kernel.run(f"%gpupool sync {line}").error_text
+def test_a_wrong_line_says_what_is_wrong(kernel: Kernel) -> None:
+    assert "give the source rank and the variables" in kernel.run("%gpupool sync 0").error_text
+    assert "has no variable 'nosuch'" in kernel.run("%gpupool sync 0 nosuch").error_text
