@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -13,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import gpupool
-from gpupool.pool import session
-from gpupool.pool.launchers import starter
 from tests.support.processes import gone, until
-from tests.support.raising import raises
 
 START = """
 import json, sys, tempfile
@@ -88,19 +83,6 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     assert "ImportError: libcudart.so.99: cannot open" in told["text"]
     assert isinstance(left, list)
     until(lambda: gone(*left), 3.0)
-
-
-@pytest.mark.long
-def test_a_starter_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
-    session.stop()
-    os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(90)})  # the pipe holds 64 KiB
-    starter.close()
-    starter.warm()
-    assert starter._warm is not None
-    assert starter._warm.preloaded.wait(60)
-    os.kill(starter._warm.pid, signal.SIGSTOP)
-    with raises(gpupool.PoolStartError, "lost", shown=(" starter ", "SIGKILL")):
-        gpupool.start(n=4, device="cpu", timeout_s=30)
 
 
 @pytest.mark.long
