@@ -293,6 +293,7 @@ class Ranks:
                 self.group.form(self.placement)
                 self._wants_group = False
                 self.engines.note_replaced(lost)
+                errors.clear()
             except Exception as error:  # of one that has died meanwhile, say
                 errors.append(error)
                 if isinstance(error, GroupError):

@@ -115,32 +115,6 @@ print(len(kept) > 0, psutil.Process().children())
 """
 
 
-IMPORTING = """
-import os, signal, sys, time
-from gpupool.pool.engines.client import load_ipyparallel
-class Presses:
-    def find_spec(self, name, path, target=None):  # numpy's library is loaded by then
-        if name == "numpy._core.overrides":
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)  # in the main thread it would strike here
-sys.meta_path.insert(0, Presses())
-signal.signal(signal.SIGINT, signal.default_int_handler)
-try:
-    load_ipyparallel()
-except KeyboardInterrupt:
-    print("interrupted")
-load_ipyparallel()
-import numpy
-print(numpy.zeros(2).sum())
-"""
-
-
-@pytest.mark.long
-def test_an_interrupt_cuts_off_no_import_that_cannot_be_repeated() -> None:
-    output, _ = notebook(IMPORTING).communicate(timeout=60)
-    assert output.splitlines() == ["interrupted", "0.0"]
-
-
 def test_an_interrupt_at_any_moment_of_its_start_loses_no_starter() -> None:
     output, _ = notebook(INTERRUPTED).communicate(timeout=60)
     assert output.splitlines()[-1] == "True []"

@@ -19,10 +19,8 @@ import gpupool
 from gpupool import Pool, PoolError, PoolStartError, SpmdError
 from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
 from gpupool.core.wire.calls import Look
-from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
 from gpupool.pool.launchers import starter
-from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import (
     engine_pid,
     family,
@@ -129,16 +127,6 @@ def test_each_call_hears_its_own_ctrl_c_however_soon_it_comes_after_the_last(poo
         presser.join()
 
 
-def test_an_interrupt_of_an_idle_pool_does_no_harm(pool2: Pool) -> None:
-    pids = pool2.status().pids
-    pool2.interrupt()
-    for answer in pool2.ask(Interrupt(), [0, 1]).values():
-        answer.result(SOON_S)
-    time.sleep(0.3)
-    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
-    assert pool2.status().pids == pids
-
-
 # ---- start and stop --------------------------------------------------------------------------
 
 
@@ -242,20 +230,6 @@ def test_bad_input_starts_nothing(scratch: Path) -> None:
         gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])
     assert list(scratch.iterdir()) == []
     assert session.find() is None
-
-
-def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
-    launch = Forked(lambda *_: None)
-    try:
-        assert not launch.is_controller_up()
-        launch.client_file.parent.mkdir(parents=True)
-        launch.client_file.write_text('{"key": "abc')
-        assert not launch.is_controller_up()
-        launch.client_file.write_text('{"key": "abc"}')
-        assert launch.is_controller_up()
-    finally:
-        launch.stop(for_good=True)
-    assert list(scratch.iterdir()) == []
 
 
 def test_ranks_draw_different_numbers_though_they_were_forked_from_one_process(
