@@ -124,8 +124,6 @@ class Walk:
         assert "ipyparallel" not in text, text
         return text
 
-    # ---- the pool -------------------------------------------------------------------------
-
     def lose(self, *ranks: int) -> None:
         """These ranks are lost, and replaced before the next thing is done."""
         self.model.lose(ranks)
@@ -226,7 +224,8 @@ class Walk:
         else:
             self.kernel.client.shutdown()
         until(lambda: not self._everyone(), 3.0, "the end of all processes")
-        until(lambda: not list(self._folder.rglob("gpupool-*/**/*")), 3.0, "the end of its files")
+        files = self._folder.rglob
+        until(lambda: not any(p.is_file() for p in files("gpupool-*/**/*")), 3.0, "no files")
 
 
 def _agree(model: Model, name: str, rank: int, kind: str, found: Any) -> None:

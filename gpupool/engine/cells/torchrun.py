@@ -53,8 +53,7 @@ def install() -> None:
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign]
     # From its second shutdown on RPC waits for 100 s for a word that does not come: since the first
     # one torch informs no owner that its value is no longer needed (`RRefContext`).
-    rpc: Any = api  # whose private names are not annotated
-    delete = rpc._delete_all_user_and_unforked_owner_rrefs
+    delete = api._delete_all_user_and_unforked_owner_rrefs  # type: ignore[attr-defined]
     _replace(delete, functools.partial(delete, _RELEASE))
     for name in ("ps1", "ps2"):  # the mark of an interactive Python, by which Lightning refuses
         vars(sys).pop(name, None)
