@@ -140,8 +140,10 @@ def of_memory(used: int | None, total: int | None) -> str:
     """Memory in use, of how much.
 
     >>> of_memory(57 << 30, 139 << 30), of_memory(None, None)
-    ('57.0 of 139 GiB', '–')
+    ('57 of 139 GiB', '–')
     """
     if used is None:
         return NONE
-    return f"{used / 2**30:.1f}{f' of {total / 2**30:.0f}' if total else ''} GiB"
+    size = used / 2**30
+    shown = f"{size:.0f}" if size >= 9.95 else f"{size:.1f}"
+    return f"{shown}{f' of {total / 2**30:.0f}' if total else ''} GiB"

@@ -10,8 +10,9 @@ import ast
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 
-from gpupool.core.wire.global_names import globals_in
+from gpupool.core.wire.global_names import globals_in, names_in_code
 from gpupool.spmd.magics import Transform, compiled_cell
 
 
@@ -31,6 +32,8 @@ class CellNames:
     """What stands behind a dot, which may be a submodule."""
     statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The imports that a new rank repeats, by the name that they bind."""
+    inside: frozenset[str] = frozenset()
+    """Read by its functions and classes, maybe when they are called."""
 
     @property
     def binds(self) -> frozenset[str]:
@@ -62,6 +65,7 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
     statements: dict[str, tuple[str, ...]] = {}
     for name, line in _imports(tree.body):
         statements[name] = () if name in bound else (*statements.get(name, ()), line)
+    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return CellNames(
         frozenset(found.reads - {"get_ipython"}),
         frozenset(found.assigns - caught),
@@ -69,6 +73,7 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
         frozenset(found.deletes),
         frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
         statements,
+        frozenset[str]().union(*(names_in_code(one)[0] for one in inside)),
     )
 
 

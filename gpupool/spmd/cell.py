@@ -217,6 +217,7 @@ class SpmdRun:
             self._ranks,
             optional=names.binds,
             attributes=names.attributes,
+            inside=names.inside,
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )

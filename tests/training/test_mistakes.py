@@ -112,12 +112,6 @@ def test_what_uses_all_ranks_is_refused_on_a_rank(
     assert same_on(caught.value, 0, 1)
 
 
-@pytest.mark.parametrize("line", ["%gpupool status", "%gpupool start -n 2", "%spmd 1"])
-def test_the_magics_of_the_notebook_are_refused_on_a_rank(pools: Pools, line: str) -> None:
-    with raises(SpmdError, ename="PoolError"):
-        pools[2].run(line)
-
-
 # ---- keys --------------------------------------------------------------------------------------
 
 

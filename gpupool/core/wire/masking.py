@@ -169,9 +169,9 @@ def _forms(value: str) -> Iterator[str]:
         # "-----BEGIN PRIVATE KEY-----" is not secret
         if text == bare or (len(text) >= _MIN_LINE_LENGTH and not text.startswith("-----")):
             as_json = json.dumps(text)[1:-1]
-            yield from (text, repr(text)[1:-1], html.escape(text))
-            yield from (as_json, as_json.replace("/", "\\/"))  # as pandas and PHP do
             octets = text.encode(errors="surrogateescape")
+            yield from (text, repr(text)[1:-1], repr(octets)[2:-1], html.escape(text))
+            yield from (as_json, as_json.replace("/", "\\/"))  # as pandas and PHP do
             yield from (quote(octets, safe=""), quote(octets))
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.engines.iopub import Router
+from gpupool.pool.launchers.starter import uninterrupted
 
 _NUM_HELLOS, _HELLO_S = 10, 0.5
 _DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"
@@ -155,10 +155,11 @@ def plain_client(connection_file: Path) -> Any:
 def load_ipyparallel() -> Any:
     """The module; `import gpupool` must not wait for it (0.3 s), nor the first call for numpy."""
     # An interrupt that cuts off numpy's import costs this process numpy for good ("cannot load
-    # module more than once per process"). In another thread none comes.
-    with ThreadPoolExecutor(1) as importer:
-        importer.submit(importlib.import_module, "numpy")  # ipyparallel packs arguments with it
-        return importer.submit(importlib.import_module, "ipyparallel").result()
+    # module more than once per process").
+    with uninterrupted():
+        import ipyparallel
+        import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
+    return ipyparallel
 
 
 @functools.cache

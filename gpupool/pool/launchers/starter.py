@@ -11,11 +11,11 @@ import atexit
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpupool.core.machine.processes import command_for
@@ -136,17 +136,13 @@ def warm() -> None:
 
     Nobody has to use it: it ends after `_WARM_S` seconds without a pool.
     """
+    global _warm
     if _warm is None:
         atexit.register(close)
     elif not _warm.is_usable:
         close()
-    with ThreadPoolExecutor(1) as maker:  # an interrupt would lose a process that runs already
-        maker.submit(_make).result()
-
-
-def _make() -> None:
-    global _warm
-    _warm = _warm or Starter()
+    with uninterrupted():
+        _warm = _warm or Starter()
 
 
 def take() -> Starter:
@@ -173,6 +169,23 @@ def close() -> None:
     starter, _warm = _warm, None
     if starter is not None:
         starter.close()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let an interrupt wait for the end of a block: it would lose a process that runs already."""
+    heeds = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or heeds is None:
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, heeds)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _read_at_start() -> dict[str, str]:

@@ -145,8 +145,8 @@ class Shipment:
 
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `modules` are
     those to import, `bound` names that the notebook's functions bind. `left_out` are names that are
-    not sent, with the reason, `later` all that were looked at: code that the cell makes may read
-    them. `along` are the parcels that go with the cell, by rank: to be kept until it has begun.
+    not sent, with the reason, `later` those that code which the cell makes may read. `along` are
+    the parcels that go with the cell, by rank: to be kept until it has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Shipment:
     modules: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
-    later: frozenset[str] = frozenset()
+    later: set[str] = field(default_factory=set)
     along: dict[int, list[Parcel]] = field(default_factory=dict)
 
 

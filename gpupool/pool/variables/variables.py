@@ -53,8 +53,8 @@ class Variables:
         self._versions = Versions()
         self.losses = Losses()
         self.remote = RemoteValues(all_ranks)
-        # what code of ranks is called by -> names that it, or what was in its cell, may read
-        self._rank_reads: dict[str, frozenset[str]] = {}
+        # what code of ranks is called by -> names that it may read
+        self._rank_reads: dict[str, Collection[str]] = {}
 
     @property
     def world_size(self) -> int:
@@ -71,6 +71,7 @@ class Variables:
         *,
         optional: Collection[str] = (),
         attributes: Iterable[str] = (),
+        inside: Iterable[str] = (),
         waits: bool = True,
     ) -> Shipment:
         """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
@@ -79,6 +80,7 @@ class Variables:
             optional: names that the code may have bound before it reads them: what cannot be sent
                 of these is left out, and means nothing on the ranks.
             attributes: what the code mentions behind a dot: submodules may be meant.
+            inside: what functions and classes of the code may read when they are called.
             waits: for ranks that are in use; else the values go with the code when its turn comes.
 
         Raises:
@@ -86,6 +88,7 @@ class Variables:
         """
         with self._round(names):
             shipment = self._gather(reads, names, optional, attributes)
+            shipment.later |= {*inside}
             self._send(shipment, names, ranks, waits=waits)
         return shipment
 
@@ -136,7 +139,7 @@ class Variables:
         reports: Mapping[int, NamesReport],
         succeeded: bool,
         expected: Mapping[str, Composite],
-        later: frozenset[str],
+        later: Collection[str],
     ) -> None:
         """Bind the notebook's names to what a cell has left on the ranks.
 
@@ -156,7 +159,7 @@ class Variables:
             handle: Composite | None = expected.get(name)
             bound: object = names.get(name)
             if is_bound and not all(map(_is_data, found)):
-                self._rank_reads[name] = later.union(self._rank_reads.get(name, ()))
+                self._rank_reads[name] = {*later, *self._rank_reads.get(name, ())}
             if is_bound and handle is None:
                 names[name] = self._new_composite(name, bound)
             elif not is_bound and name not in deleted:
@@ -369,12 +372,15 @@ class Variables:
                         shipment.aliases[name] = other, path
                     # Code that lives on the ranks may read names that only the notebook has: those
                     # are brought that can be, as nobody knows whether it runs.
-                    more = {*self._rank_reads.get(other, ())}.difference(seen, queue)
+                    inside = {*self._rank_reads.get(other, ())}
+                    shipment.later |= inside
+                    more = inside.difference(seen, queue)
                     may_fail |= more
                     queue += sorted(more)
                 elif name not in RANK_NAMES:
                     shipment.numbers[name] = self.parcels.parcel(name, value).number
                     more, binds = self.parcels.names_in(shipment.numbers[name])
+                    shipment.later |= more
                     queue += sorted(more)
                     shipment.bound |= binds
             except Exception as error:  # all names are tried: one message lists the problems
@@ -384,7 +390,6 @@ class Variables:
             shipment.aliases[name] = _NOTHING  # else it would mean what it meant there before
         if problems:
             raise TransferError(problems)
-        shipment.later = frozenset(seen)
         return shipment
 
     def _receive(self, lacking: Mapping[int, Sequence[Parcel]], shipment: Shipment) -> None:

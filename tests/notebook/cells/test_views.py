@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.core.errors import BY_USER, RankError, SpmdError
+from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.lines import (
     FOLD_WITHIN_S,
@@ -136,7 +136,7 @@ def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
     was = "in barrier (Cell In[3], line 3)"
     html = html_of(
         dict.fromkeys(range(4), ""),
-        RankError(1, "KeyboardInterrupt", "", trace, where="Cell In[3], line 5", kind=BY_USER),
+        RankError(1, "KeyboardInterrupt", "", trace, where="Cell In[3], line 5", by_user=True),
         *(RankError(r, "RuntimeError", "gone", freed=True, was=was) for r in (0, 2, 3)),
     )
     assert "interrupted by you: rank 1 at line 5<br>ranks 0, 2, 3 in barrier" in html

@@ -89,7 +89,7 @@ def test_a_table_shows_how_each_rank_fared() -> None:
         " ".join(row.itertext()) for row in page.findall(".//details[@class='gpm-ranks']//tbody/tr")
     ]
     words_ = " ".join(rows[2].split())
-    assert words_ == "2 cuda:2 H200 71 % 57.0 of 139 GiB 60 °C 71 ms slowest +37 %"
+    assert words_ == "2 cuda:2 H200 71 % 57 of 139 GiB 60 °C 71 ms slowest +37 %"
     assert sum("slowest" in row for row in rows) == 1
     assert "rank 2 is the slowest +37 %" in training_text(full())
 

@@ -91,7 +91,7 @@ def test_what_cannot_be_copied_changes_nothing(
     pool3: Pool, name: str, shown: str | tuple[str, ...]
 ) -> None:
     pool3.run(REFUSED)
-    with raises(PoolError, "one", name, shown, ranks=(0,)):
+    with raises(PoolError, name, shown, ranks=(0,)):
         pool3.sync_from(0, "one", name)
     assert dict(pool3.run("one")) == {0: 0, 1: 1, 2: 2}
 
