@@ -185,5 +185,5 @@ def test_of_code_that_ranks_have_the_globals_are_followed(begin: Begin, notebook
     assert run("b.v()") == {0: 2, 1: 2}
     notebook.names["n"] = threading.Lock()
     assert run("x") == {0: 1, 1: 1}  # a number reads nothing
-    with raises(TransferError, "", "n"):
+    with raises(SpmdError, "not sent", "n", ranks=(0, 1), ename="NameError"):
         run("b.v()")
