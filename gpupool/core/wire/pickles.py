@@ -68,8 +68,8 @@ def typed_storage(untyped: Any, dtype: Any) -> Any:
 class DataPacker(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
 
-    `filenames` are where the functions in it, and those of its classes, were compiled. What takes
-    more than `max_bytes` is a `TooLargeError`, before it is copied.
+    `filenames` are where the functions in it, and those of its classes, were compiled. A pickle, or
+    data, of more than `max_bytes` is a `TooLargeError`, before it is copied.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -80,8 +80,8 @@ class DataPacker(Pickler):
         # Not a method: a packer in a circle would keep the value it has packed until a collection.
         def leave_out(buffer: pickle.PickleBuffer) -> None:
             raw = buffer.raw()
-            file.check(raw.nbytes)
             file.num_beside += raw.nbytes
+            file.check(file.num_beside)
             buffers.append(raw)
 
         super().__init__(file, protocol=5, buffer_callback=leave_out)
@@ -148,12 +148,11 @@ class _BoundedFile(io.BytesIO):
         self.num_beside = 0
 
     def write(self, data: Any) -> int:
-        self.check(len(data))
+        self.check(self.tell() + len(data))
         return super().write(data)
 
-    def check(self, num_more: int) -> None:
-        """Raise if so many more are too many."""
-        num_bytes = self.tell() + self.num_beside + num_more
+    def check(self, num_bytes: int) -> None:
+        """Raise if so many are too many, for the pickle or what is beside it."""
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise TooLargeError(num_bytes)
 

@@ -89,7 +89,9 @@ def _reduced(obj: Any) -> tuple[Any, ...] | None:
         # Copied, as cloudpickle copies names: else the pickle depends on which strings are shared.
         _, parts = _code_reduce(obj)
         return code, ("".join(obj.co_filename), *parts)
-    if isinstance(obj, Cached) and obj.__module__ == "__main__":
+    if isinstance(obj, Cached):
+        if obj.__module__ != "__main__" and "<" not in getattr(obj, "__qualname__", "<"):
+            return None  # of a module: it is found there by its name
         parameters = obj.cache_parameters()
         return cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), vars(obj)
     if isinstance(obj, memoryview):

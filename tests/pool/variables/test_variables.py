@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -143,15 +142,6 @@ def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
     with raises(TransferError, "x", " rank 1: ", "ValueError: not for this rank"):
         notebook.cell("ran = 1; x, y")
     assert notebook.cell("ran, y") == ["(0, 5)"] * 2
-
-
-def test_what_only_code_of_ranks_may_read_fails_no_other_cell(notebook: Notebook) -> None:
-    notebook.names["n"] = 1
-    notebook.cell("def f(): return n")
-    notebook.names["n"] = threading.Lock()
-    assert notebook.cell("callable(f)") == ["True", "True"]
-    with raises(SpmdError, "n", ranks=(0, 1), ename="NameError"):
-        notebook.cell("f()")
 
 
 class Slow:
