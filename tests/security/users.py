@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from tests.security.lines import Actor
 from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
-_FIRST_UID, _NUM_PAIRS = 41_000, 9_000  # of the range for ordinary users; few give any of these
+_UIDS = range(41_000, 59_000, 2)  # of the range for ordinary users; few give any of these
 
 
 class NoUsersError(Exception):
@@ -125,7 +127,8 @@ def two_users() -> Iterator[tuple[User, User]]:
     place = Path(tempfile.mkdtemp(prefix="gpupool-users-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, place)
-        uid = _FIRST_UID + 2 * (os.getpid() % _NUM_PAIRS)  # another one's tests have others
+        stack.enter_context(held := socket.socket(socket.AF_UNIX))
+        uid = _free_uids(held)
         users = [
             User(f"gpupool-{name}", uid + number, place / name, place / "tmp")
             for number, name in enumerate(("alice", "bob"))
@@ -139,6 +142,18 @@ def two_users() -> Iterator[tuple[User, User]]:
         finally:
             left = [line for user in reversed(users) for line in user.close()]
         assert not left, f"these had not ended: {left}"
+
+
+def _free_uids(held: socket.socket) -> int:
+    """The first of two that nobody has; no other test takes them while this socket is open."""
+    used = {process.uids().real for process in psutil.process_iter()}
+    used |= {entry.pw_uid for entry in pwd.getpwall()}
+    for uid in _UIDS:
+        if not used & {uid, uid + 1}:
+            with contextlib.suppress(OSError):  # another test has these
+                held.bind(f"\0gpupool.tests.users.{uid}")
+                return uid
+    raise NoUsersError("all user ids that tests take are in use")
 
 
 def _furnish(place: Path, users: list[User]) -> None:

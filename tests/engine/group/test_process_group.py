@@ -56,12 +56,6 @@ def test_another_back_end_is_an_error_of_torch_where_there_is_none(pool: Pool) -
         assert dict(pool.run(SUM)) == both(2.0)
 
 
-def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> None:
-    left = "dist.destroy_process_group(); dist.is_initialized()"
-    assert dict(pool.run(left)) == both(False)
-    assert dict(pool.run(SUM)) == both(2.0)
-
-
 @pytest.mark.parametrize(
     ("ask", "shown"),
     [
