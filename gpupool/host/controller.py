@@ -15,6 +15,9 @@ import traceback
 import types
 from typing import Any
 
+_QUICK_MS = 20
+_QUICK_FOR_S = 10.0
+
 
 def main() -> None:
     """Serve until the starter ends it."""
@@ -34,7 +37,16 @@ def _serve() -> None:
     from traitlets.config import Config
 
     class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
-        """Hears of a new engine with its first beat, not the one after."""
+        """Hears of a new engine with its first beat, not the one after, and beats quickly first."""
+
+        def start(self) -> None:
+            super().start()
+            self.caller.callback_time = _QUICK_MS
+
+        def beat(self) -> None:
+            super().beat()
+            if self.lifetime > _QUICK_FOR_S:
+                self.caller.callback_time = self.period
 
         def handle_pong(self, message: Any) -> None:
             super().handle_pong(message)
@@ -75,7 +87,7 @@ def _serve() -> None:
     config.IPController.use_threads = True
     # It hears of a new engine at its next heartbeat, so beats are quick; any number may be missed:
     # the starter knows who is dead, and a rank that a debugger has stopped for a while is not.
-    config.HeartMonitor.period = 100
+    config.HeartMonitor.period = 200
     config.HeartMonitor.max_heartmonitor_misses = 1_000_000_000
     heartmonitor.HeartMonitor = HeartMonitor
     # For a database, which it has not: 0.5 ms of each call, and a quarter of a second of the start.

@@ -58,7 +58,8 @@ class Starter:
         self._warm_s = warm_s
         self._client_pid = client_pid
         # A mark for systemd-tmpfiles, which removes what is old and not locked.
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # not every file system has locks
+            fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
         self._commands, self._line = _take_the_line()
         self._half = b""  # of a command that has not come to its end
         self._poll = select.poll()

@@ -37,12 +37,15 @@ def forty_two() -> int:
 
 
 def test_the_controller_only_sleeps_by_its_time_and_finds_its_heart_monitor_by_name() -> None:
-    """`app.time`, `heartmonitor.HeartMonitor`: host/controller.py."""
+    """`app.time`, `heartmonitor.HeartMonitor`, its `caller`: host/controller.py."""
     from ipyparallel.controller import app, heartmonitor
 
     assert re.findall(r"\btime\.\w+", inspect.getsource(app)) == ["time.sleep"]
     assert "= HeartMonitor(" in inspect.getsource(heartmonitor._setup_heartmonitor)
-    assert {"hearts", "responses"} <= set(dir(heartmonitor.HeartMonitor))
+    assert "self.caller = ioloop.PeriodicCallback(" in inspect.getsource(
+        heartmonitor.HeartMonitor.start
+    )
+    assert {"hearts", "responses", "lifetime", "period"} <= set(dir(heartmonitor.HeartMonitor))
 
 
 def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:

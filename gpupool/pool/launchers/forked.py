@@ -104,8 +104,7 @@ class Forked(Launcher):
         for rank in ranks:
             arguments = [f"--file={file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment = engine_environment(rank, self._master_port)
-            name = process_of(rank.rank)
-            self._spawn(name, "gpupool.engine.boot:main", arguments, environment)
+            self._spawn(process_of(rank.rank), "gpupool.engine.boot:main", arguments, environment)
 
     def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
         names = list(map(process_of, ranks))

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.machine.limits import (
-    cpu_quota,
-    little_shared_memory,
-    memory_limit,
-    num_usable_cores,
-)
+from gpupool.core.machine.limits import cpu_quota, memory_limit, num_usable_cores
 
 
 def system(root: Path, own: str, **files: str) -> Path:
@@ -74,9 +69,3 @@ def test_the_affinity_mask_counts() -> None:
         assert num_usable_cores() == 1
     finally:
         os.sched_setaffinity(0, mask)
-
-
-def test_little_shared_memory_is_a_sentence() -> None:
-    room = os.statvfs("/dev/shm")
-    is_little = room.f_blocks * room.f_frsize < 2**30
-    assert ("docker run --shm-size" in little_shared_memory()) is is_little

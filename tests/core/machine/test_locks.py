@@ -17,12 +17,8 @@ from gpupool.core.machine.locks import DeviceLocks
 from tests.fuzz.limits import only_our_errors
 
 
-@pytest.fixture
-def locks(tmp_path: Path) -> DeviceLocks:
-    return DeviceLocks(tmp_path)
-
-
-def test_every_user_may_lock_and_a_link_is_not_followed(locks: DeviceLocks, tmp_path: Path) -> None:
+def test_every_user_may_lock_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    locks = DeviceLocks(tmp_path)
     before = os.umask(0o077)
     locks.take(["MIG-a/1"], 1)
     os.umask(before)
