@@ -230,6 +230,8 @@ class Engines:
                 rank, call, on_message, lambda ended: self._note_end(engine, ended)
             )
             engine.calls[future] = call.number
+            if future.done():  # the answer was faster than this thread
+                self._note_end(engine, future)
         return future
 
     def call_all(
