@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 
 from gpupool import Pool, SpmdError
-from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 EARLIER = "earlier group"
