@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import until
+
 ANSWER_S = 150.0  # longer than the longest thing that a pool waits for
 
 
@@ -59,8 +61,16 @@ class Actor:
         """End it: its stdin ends, and what is left of its group after that is killed."""
         if self._process.returncode is not None:
             return
-        with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-            self._process.communicate(timeout=10.0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(AssertionError):
+            until(self._has_ended, 3.0)
+        os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet: nobody else has its number
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _has_ended(self) -> bool:
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, how) is not None
