@@ -16,10 +16,10 @@ from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.core.wire.calls import Call, RunSource
-from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.calls import RunSource
+from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
-from gpupool.core.wire.replies import CodeReply, Value
+from gpupool.core.wire.replies import CodeReply
 from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
@@ -56,7 +56,7 @@ class Pool(Ranks):
             self.stop()
             if not isinstance(error, PoolError):
                 raise
-            reason = with_log(reason, log_tail) or redact(str(error), self.hidden_values())
+            reason = with_log(reason, log_tail) or redact(str(error), self.secrets)
             message = f"the pool did not come up, and nothing was left running: {reason}"
             raise PoolStartError(message, ranks=error.ranks) from None
         reference = weakref.ref(self)  # neither keeps it alive
@@ -98,7 +98,7 @@ class Pool(Ranks):
         """
         __tracebackhide__ = True  # IPython and pytest leave such frames out
         chosen = self.select(ranks)
-        recorder = OutputRecorder(chosen, self.hidden_values())
+        recorder = OutputRecorder(chosen, self.secrets)
         execution = self.begin(
             source_or_function,
             *args,
@@ -141,7 +141,7 @@ class Pool(Ranks):
             rank: RunSource(source_or_function, cell_number, waits_for_gpu, bindings=own.get(rank))
             for rank in ranks
         }
-        return self.execute(calls, on_output, timeout_s, on_notice)
+        return Execution(self, calls, on_output, timeout_s, on_notice)
 
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
@@ -316,30 +316,6 @@ class Pool(Ranks):
 
     def __dir__(self) -> list[str]:
         return list(FOR_USERS)
-
-    # ---- what the folders above build on -------------------------------------------------
-
-    def execute(
-        self,
-        calls: Mapping[int, Call[Value]],
-        on_output: OnOutput,
-        timeout_s: float | None = None,
-        on_notice: OnNotice | None = None,
-    ) -> Execution[Value]:
-        """Make calls on several ranks, supervised.
-
-        Args:
-            on_notice: hears what the user should know meanwhile; without it that is on stderr.
-        """
-        return Execution(self, calls, on_output, timeout_s, on_notice)
-
-    def new_file(self, name: str) -> Path:
-        """A new path in the pool's private folder, which every rank of this host can read."""
-        return self.engines.new_file(name)
-
-    def hidden_values(self) -> Secrets:
-        """The secret values that must not be shown: those of now and those that are sent later."""
-        return self.secrets
 
     # ---- inside --------------------------------------------------------------------------
 

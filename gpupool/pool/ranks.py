@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -17,7 +16,6 @@ from gpupool.core.errors import GroupError, PoolError, SpmdError, UnansweredErro
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Prepare, WarmUp
 from gpupool.core.wire.masking import redact
-from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.engines.engines import NEW_POOL, Engines, Loss, with_log
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.launchers.placement import Placement, place_ranks
@@ -112,15 +110,6 @@ class Ranks:
             return tuple(r.rank for r in self.placement.ranks)
         text = ranks if isinstance(ranks, (str, int)) else ",".join(map(str, ranks))
         return parse_ranks(str(text), self.world_size)
-
-    def ask(
-        self, request: ControlRequest[Found], ranks: Iterable[int]
-    ) -> dict[int, Future[Answer[Found]]]:
-        """Send a control request to some ranks, busy or not: rank -> its answer.
-
-        See `Engines.control`.
-        """
-        return self.engines.control(request, ranks)
 
     @property
     def generation(self) -> int:

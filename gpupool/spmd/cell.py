@@ -103,7 +103,7 @@ class SpmdRun:
         self._outcome: CellReport | None = None
         # Numbers of loops that run and ask whether to stop, and of those that were told so.
         self._stoppable, self._told = set[int](), set[int]()
-        self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_output)
+        self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_output)
         self._names, shipment, bindings = self._ship(source)
         self._left_out, self._later = shipment.left_out, shipment.later
         self._execution = pool.begin(
@@ -201,7 +201,7 @@ class SpmdRun:
         ready = self._stoppable.copy() - self._told  # a copy: events arrive meanwhile
         if ready:
             self._told |= ready
-            self._pool.ask(Stop(), self._ranks)
+            self._pool.engines.control(Stop(), self._ranks)
             self._view.notice(_STOPPING)
         return bool(ready)
 

@@ -18,6 +18,7 @@ from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import Job
+from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
@@ -63,8 +64,8 @@ def ask(
     try:
         sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:
-            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(bar))
-            values = pool.execute(calls, recorder).result()
+            recorder = OutputRecorder(ranks, pool.secrets, _listener(bar))
+            values = Execution(pool, calls, recorder).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
         sent.remove()

@@ -135,7 +135,7 @@ def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
 
     # Before `ask`, which would do the same: the outputs need a place in the pool's folder.
     pool = current_pool(create=True) if pool is None else pool
-    result_path = pool.new_file("outputs.pt")
+    result_path = pool.engines.new_file("outputs.pt")
     # Through files: the controller would copy outputs several times, and hold them in memory.
     num = len(ask(what, pool, job, partial(Predict, result_path=str(result_path))))
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]

@@ -105,7 +105,7 @@ class TrainingRun:
         self._waiting: list[Callable[[], None]] = []  # called when it is over
         self._stopping = self._aborting = False
         self._restarts = Restarts(wanted=options.on_failure == "resume")
-        self._weights_path = pool.new_file("weights.pt")
+        self._weights_path = pool.engines.new_file("weights.pt")
         self._network = data.network
         self._transform = picture_transform(dataset, validation)
         job = TrainingJob(
@@ -123,7 +123,7 @@ class TrainingRun:
         devices = tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
         self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices}
         self._output_listeners: list[OnOutput] = []
-        self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)
+        self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_print)
         self._call = Train(self._job.wire, str(self._weights_path))
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
@@ -246,8 +246,8 @@ class TrainingRun:
 
     def _begin(self, call: Train) -> Execution[TrainReply]:
         self._job.bring_constants(self._pool, self._ranks)
-        execution = self._pool.execute(
-            dict.fromkeys(self._ranks, call), self._on_output, on_notice=self._on_notice
+        execution = Execution(
+            self._pool, dict.fromkeys(self._ranks, call), self._on_output, on_notice=self._on_notice
         )
         execution.ends_well = self.stop
         return execution
@@ -255,7 +255,7 @@ class TrainingRun:
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
         name = self._job.wire.name
-        asked = self._pool.ask(Stop(name, at_once), self._ranks)
+        asked = self._pool.engines.control(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
         found = {rank: future.result().found for rank, future in asked.items() if future in done}
         return {rank: waits for rank, waits in found.items() if waits is not None}

@@ -51,7 +51,7 @@ def engine_pid(pool: Pool, rank: int) -> int:
 
 def folder_of(pool: Pool) -> Path:
     """The pool's private folder."""
-    return pool.new_file("x").parent
+    return pool.engines.new_file("x").parent
 
 
 def family(pool: Pool) -> dict[str, psutil.Process]:

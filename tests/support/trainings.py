@@ -143,7 +143,7 @@ class Centred(nn.Module):
 
 def wait_until_heard(pool: Pool) -> None:
     """Wait until what the ranks were asked before has reached all of them."""
-    for answer in pool.ask(Counts(), range(pool.world_size)).values():
+    for answer in pool.engines.control(Counts(), range(pool.world_size)).values():
         assert answer.result(DEADLINE_S).status == "ok"
 
 

@@ -19,6 +19,7 @@ from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.pickles import Source, namespace, to_wire
 from gpupool.core.wire.values import Job
 from gpupool.notebook.cells.views import QuietView
+from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.training.job import send_job
@@ -63,7 +64,7 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
     job, result = to_wire(packer.stream(), packer.buffers, None), tmp_path / "out"
     ranks = pool2.training_ranks  # which are on the CPU
     call = Predict(Job("one", job, [], {}), str(result))
-    pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
+    Execution(pool2, dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
     parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
     outputs = torch.cat([share for batch in zip(*parts, strict=True) for share in batch])
     assert torch.allclose(outputs, model(data.tensors[0]), atol=1e-6)

@@ -301,7 +301,7 @@ def test_what_cannot_be_pickled_is_named(pools: Pools) -> None:
 
 
 def test_files_of_a_training_do_not_pile_up(pools: Pools) -> None:
-    folder = pools[2].new_file("x").parent
+    folder = pools[2].engines.new_file("x").parent
     train_on(pools[2], network(), samples(8), epochs=1)
     left = [path.name for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
     assert left == []

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.wire.calls import Predict
+from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.training.job import send_job
 from tests.support.pools import Pools
@@ -75,7 +76,7 @@ def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> N
     call = Predict(job.wire, str(result))
     ranks = spare.training_ranks
     recorder = OutputRecorder(ranks, frozenset())
-    spare.execute(dict.fromkeys(ranks, call), recorder).result()
+    Execution(spare, dict.fromkeys(ranks, call), recorder).result()
     parts = [torch.load(f"{result}.{i}", weights_only=True) for i in range(2)]
     assert not Path(f"{result}.2").exists()
     shares = [share for batch in zip(*parts, strict=True) for share in batch]

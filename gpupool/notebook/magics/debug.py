@@ -14,6 +14,7 @@ from IPython.display import display
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.wire.calls import DebugCommand
 from gpupool.core.wire.replies import DebugReply
+from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def _choose(pool: Pool, chosen: str | None) -> int:
 
 def _say(pool: Pool, rank: int, line: str | None) -> bool:
     """Give the debugger a command and print its answer; returns whether it waits for another."""
-    recorder = OutputRecorder((rank,), pool.hidden_values())
+    recorder = OutputRecorder((rank,), pool.secrets)
     try:
-        reply = pool.execute({rank: DebugCommand(line)}, recorder).result()[rank]
+        reply = Execution(pool, {rank: DebugCommand(line)}, recorder).result()[rank]
     except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
         print(f"*** {error.first}")
         pool.wait_until_usable()

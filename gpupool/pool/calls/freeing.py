@@ -113,7 +113,7 @@ class Freeing:
         for rung in self._ladder.due(now, presses):
             if self._answers is None:  # before the first is freed, which frees its peers
                 self._notice(None)  # what was told is being ended
-                self._answers = self._all_ranks.ask(Where(), pending)
+                self._answers = self._all_ranks.engines.control(Where(), pending)
                 wait(self._answers.values(), timeout=_ANSWER_S)
             self._climb(rung, pending)
 

@@ -89,7 +89,7 @@ class HangWatch:
             if rank not in pids or state_of(one.pid) != "T":
                 one.ran_at = now
         free = [rank for rank, one in self._all.items() if one.answer is None]
-        for rank, answer in self._all_ranks.ask(Where(glance=True), free).items():
+        for rank, answer in self._all_ranks.engines.control(Where(glance=True), free).items():
             self._all[rank].answer, self._all[rank].asked_at = answer, now
 
     def _take(self, one: _Watched, found: Location | None) -> None:

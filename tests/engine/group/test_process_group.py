@@ -91,7 +91,9 @@ def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) ->
         with raises(PoolError, "nosuch", f" NCCL wrote: {warning}."):
             pool.run(SUM)
     finally:
-        for answer in pool.ask(SetEnvironment({NETWORK: "lo"}, [], False), [0, 1]).values():
+        for answer in pool.engines.control(
+            SetEnvironment({NETWORK: "lo"}, [], False), [0, 1]
+        ).values():
             answer.result(30)
 
 

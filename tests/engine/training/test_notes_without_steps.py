@@ -114,7 +114,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
     wait_until(waits.is_there)
     wait_until(lambda: len(run.history.steps) >= 10)
     run.stop()
-    for answer in pools[2].ask(Counts(), [0, 1]).values():
+    for answer in pools[2].engines.control(Counts(), [0, 1]).values():
         answer.result()  # the ranks answer in order: they have heard of the stop
     assert headline(run.history) == STOPPING
     waits.let_go()

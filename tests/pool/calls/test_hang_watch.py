@@ -32,7 +32,7 @@ def begin(pool2: Pool) -> Iterator[Begin]:
 
 
 def asked(pool: Pool, rank: int) -> Location:
-    answer = pool.ask(Where(), [rank])[rank].result(60)
+    answer = pool.engines.control(Where(), [rank])[rank].result(60)
     assert answer.found is not None
     return answer.found
 

@@ -46,7 +46,7 @@ def test_the_client_goes_on_after_them(pool2: Pool, caplog: pytest.LogCaptureFix
     for name, callback in callbacks.items():
         getattr(inner, name).on_recv(taker(callback), copy=False)
     before = pool2.run(RUN)
-    pool2.ask(Counts(), [0])[0].result(60)
+    pool2.engines.control(Counts(), [0])[0].result(60)
     for name, callback in callbacks.items():
         getattr(inner, name).on_recv(callback, copy=False)
     inner.num_dropped = 0  # by tests before

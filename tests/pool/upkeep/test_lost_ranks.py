@@ -41,7 +41,7 @@ def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path
 def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     pid = engine_pid(pool3, 1)
     os.kill(pid, signal.SIGSTOP)
-    answer = pool3.ask(Where(), [1])[1]
+    answer = pool3.engines.control(Where(), [1])[1]
     os.kill(pid, signal.SIGKILL)
     assert answer.result(SOON_S) == Answer("died")
 
