@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from gpupool.core.machine.topology import Discovery, Gpu, choose, place, restrict, survey
 from tests.support.raising import raises
 
@@ -119,10 +119,10 @@ def test_the_reason_why_no_gpu_is_used(gpus: list[Gpu], visible: str | None, why
 @pytest.mark.gpu
 def test_a_real_gpu_is_described_by_its_driver() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    for gpu in visible_gpus():
+    for gpu in discover().usable:
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.name != "?"
         assert float(gpu.compute_capability or 0) >= 5
         assert 0 <= (gpu.used_memory_bytes or 0) <= (gpu.total_memory_bytes or 0)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
-        assert [seen.uuid for seen in visible_gpus()] == [gpu.uuid]
+        assert [seen.uuid for seen in discover().usable] == [gpu.uuid]
