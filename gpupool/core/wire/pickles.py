@@ -237,8 +237,7 @@ def to_wire(stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | Non
 class Source:
     """A value that has arrived; `load` makes a new one of it each time.
 
-    Args:
-        is_reused: the file will have something else after this; so values are copied out of it.
+    Where its file `is_reused`, and will have something else, values are copied out of it.
     """
 
     def __init__(self, packed: Packed, *, is_reused: bool = False) -> None:

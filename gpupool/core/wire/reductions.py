@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import io
 import pickle
@@ -32,7 +31,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """How a part is pickled."""
         found = (_imports.get() or {}).get(id(obj))
         if found and not _can_pickle(obj):
-            return imported, found
+            return getattr, (sys.modules[found[0]], found[1])
         if isinstance(obj, type):
             return _reduced_class(obj, super().reducer_override(obj))
         return _reduced(obj) or super().reducer_override(obj)
@@ -65,11 +64,6 @@ def with_imports_by_name(pack: Callable[[], Made]) -> Made:
             return pack()
         finally:
             _imports.reset(token)
-
-
-def imported(module: str, name: str) -> Any:
-    """What `from module import name` gives here."""
-    return getattr(importlib.import_module(module), name)
 
 
 def _can_pickle(obj: object) -> bool:
