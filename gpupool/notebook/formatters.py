@@ -9,7 +9,12 @@ from gpupool.notebook.page.front_end import in_notebook
 
 # (module, type, what makes HTML of one, what makes text of one or "" for IPython's own way)
 _SHOWN = (
-    ("core.wire.events", "ValidationEvent", "monitor.result_view.validation_html", ""),
+    (
+        "core.wire.events",
+        "ValidationEvent",
+        "monitor.result_view.validation_html",
+        "monitor.result_view.validation_text",
+    ),
     ("core.machine.gpus", "GpuTable", "gpu_view.gpu_table_html", ""),
     ("data.datastores.check", "CheckResult", "data_view.check_html", ""),
     ("data.datastores.preview", "Preview", "data_view.preview_html", ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.gpus import GpuTable, use_of
 from gpupool.core.machine.topology import Gpu
 from gpupool.notebook.page import markup
 
@@ -41,7 +41,7 @@ def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:
     yield _cell(escape(row["index"]))
     yield _cell(escape(row["name"]) + _small(row["capability"], row["uuid"]))
     used, total, load = gpu.used_memory_bytes, gpu.total_memory_bytes, gpu.utilization_percent
-    use = table.use(gpu)
+    use = use_of(gpu, gpu.uuid in table.selected)
     memory = escape(row["memory"])
     if used is not None and total:
         memory = _meter(used / total, memory, _alarm(used / total, bool(use)))

@@ -17,7 +17,7 @@ import pytest
 
 from gpupool.check.command import CHECKS
 from gpupool.check.pools import FIRST, Home, stop
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from tests.support.processes import gone, until
 
 LIMIT_S = 170.0
@@ -88,7 +88,7 @@ def test_every_promise_is_kept_on_cpu_ranks(temporary: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
+@pytest.mark.skipif(bool(discover().usable), reason="there is a GPU")
 def test_a_promise_that_is_not_kept_is_a_line_and_the_status(temporary: Path) -> None:
     status, out, _ = checked(temporary, "--gpu", "--only", "kill")
     header, start, *others = out.splitlines()

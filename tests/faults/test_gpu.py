@@ -9,7 +9,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from gpupool.pool import session
 from tests.faults.invariants import DEADLINE_S, Faulty
 
@@ -31,7 +31,7 @@ STUCK = "torch.cuda._sleep(int(3600 * 2e9)); dist.all_reduce(torch.ones(1, devic
 def gpu_pool() -> Iterator[Pool]:
     """One rank, with a GPU: its group is NCCL's."""
     session.stop()
-    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+    with gpupool.start(n=1, gpus=discover().usable[0].uuid) as pool:
         yield pool
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpupool.core.urls import without_passwords
 from gpupool.core.wire import environ
-from gpupool.core.wire.masking import without_passwords
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 secret = st.text("QRSTUVWXYZ0123456789-_~%+=!$", min_size=10, max_size=60)

@@ -10,7 +10,7 @@ import pytest
 import gpupool
 from gpupool import TrainingOptions
 from gpupool.core.errors import PlacementError
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from gpupool.core.machine.topology import Gpu
 from gpupool.pool import session
 from tests.support.processes import notebook
@@ -26,7 +26,7 @@ SUM = "x = torch.ones(1, device=device); dist.all_reduce(x); x.item()"
 def gpu() -> Iterator[Gpu]:
     """The first GPU, which no pool of ours uses before the test nor after it."""
     session.stop()
-    yield visible_gpus()[0]
+    yield discover().usable[0]
     session.stop()
 
 

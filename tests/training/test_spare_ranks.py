@@ -171,7 +171,7 @@ from gpupool.engine.training.loop import fit
 from tests.support.trainings import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-here = Rank(rank, 3, rank, 0, "here", "cpu", None, 1)
+here = Rank(rank, 3, "cpu", None, 1)
 forming.connect(GroupPlan(store, "gloo", [0, 1], "gloo"), here)
 if rank < 2:
     world = forming.World.here(torch.device("cpu"))

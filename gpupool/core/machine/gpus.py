@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from gpupool.core.machine.nvml import read_gpus
-from gpupool.core.machine.processes import this_user
 from gpupool.core.machine.topology import Discovery, Gpu, survey
 
 _NO_CUDA = re.compile(r"^cuda\b[^=]*= *None", re.MULTILINE)
@@ -28,11 +29,6 @@ def discover() -> Discovery:
     if why_none := trouble or why_torch_cannot():
         return Discovery((), why_none)
     return survey(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def visible_gpus() -> list[Gpu]:
-    """The GPUs and MIG instances this process may use; empty without an NVIDIA driver."""
-    return discover().usable
 
 
 def why_torch_cannot() -> str:
@@ -50,7 +46,7 @@ def why_torch_cannot() -> str:
 
 def other_users(gpu: Gpu) -> list[str]:
     """The other users who compute on a GPU, which is theirs then."""
-    return sorted({process.user for process in gpu.processes} - {this_user(), "?"})
+    return sorted({process.user for process in gpu.processes} - {psutil.Process().username(), "?"})
 
 
 def use_of(gpu: Gpu, is_ours: bool = False) -> str:
@@ -102,17 +98,13 @@ class GpuTable:
                 "memory": f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB",
                 "utilization": _known(gpu.utilization_percent, " %"),
                 "temperature": _known(gpu.temperature_c, " °C"),
-                "available": gpu.unavailable or self.use(gpu) or "yes",
+                "available": gpu.unavailable or use_of(gpu, gpu.uuid in self.selected) or "yes",
                 "selected": self.selected.get(gpu.uuid, "-"),
                 "held by": ", ".join(map(str, gpu.processes)) or "-",
                 "uuid": gpu.uuid,
             }
             for gpu in self
         ]
-
-    def use(self, gpu: Gpu) -> str:
-        """Who else uses a GPU; see `use_of`."""
-        return use_of(gpu, gpu.uuid in self.selected)
 
     def __repr__(self) -> str:
         if not self:

@@ -82,8 +82,9 @@ class DeviceLocks:
         """Lock one device; returns its owner instead if that is another process."""
         if device in self._held:
             return ""
+        name = re.sub(r"[^A-Za-z0-9.-]", "-", device)
         try:
-            descriptor = _open(_lock_file(self._folder, device))
+            descriptor = _open(self._folder / f"gpupool-{name}.lock")
         except OSError as error:  # somebody has put something else there
             return f"somebody ({error})"
         try:
@@ -94,10 +95,6 @@ class DeviceLocks:
             return owner
         self._held[device] = descriptor
         return ""
-
-
-def _lock_file(folder: Path, device: str) -> Path:
-    return folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock"
 
 
 def _open(path: Path) -> int:

@@ -8,8 +8,6 @@ import signal
 import sys
 from pathlib import Path
 
-import psutil
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -25,11 +23,6 @@ def command_for(module: str) -> list[str]:
         f"from {module} import main; main()"
     )
     return [sys.executable, "-P", "-c", code]
-
-
-def this_user() -> str:
-    """The name of this process's user; the number of one without a name, as in a container."""
-    return str(psutil.Process().username())
 
 
 def state_of(pid: int) -> str:

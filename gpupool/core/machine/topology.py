@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,9 +68,6 @@ class Rank:
 
     rank: int
     world_size: int
-    local_rank: int
-    node_rank: int
-    host: str
     device: str
     gpu: Gpu | None
     num_threads: int
@@ -176,9 +172,6 @@ def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...
         Rank(
             rank=i,
             world_size=size,
-            local_rank=i,
-            node_rank=0,
-            host=socket.gethostname(),
             device="cuda:0" if i < len(gpus) else "cpu",
             gpu=gpus[i] if i < len(gpus) else None,
             num_threads=max(1, num_cores // size),

@@ -10,7 +10,7 @@ from typing import Any
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.option_help import parameters
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.masking import without_passwords
+from gpupool.core.urls import without_passwords
 
 _MAX_CHARS = 80  # of a value in an error
 

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import other_names
-from gpupool.core.urls import refuse_typo
-from gpupool.core.wire.masking import without_passwords
+from gpupool.core.urls import refuse_typo, without_passwords
 
 Device: TypeAlias = Literal["auto", "cpu", "gpu"]
 Backend: TypeAlias = Literal["auto", "nccl", "gloo"]

@@ -19,7 +19,7 @@ from gpupool.core.options import checks, effects, other_names
 from gpupool.core.options.checks import Check, number, word
 from gpupool.core.options.option_help import Made, manual, parameters
 from gpupool.core.options.pool_options import folder_url, refuse_unknown
-from gpupool.core.wire.masking import without_passwords
+from gpupool.core.urls import without_passwords
 
 # The words that options take: for type checkers, for help and completion, and for the checks.
 Optimizer: TypeAlias = Literal["sgdm", "adam", "adamw", "rmsprop"]

@@ -11,21 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
-from gpupool.core.wire.replies import (
-    CodeReply,
-    DebugReply,
-    TrainReply,
-    Value,
-)
-from gpupool.core.wire.values import (
-    Bindings,
-    Job,
-    Place,
-    Reloaded,
-    Sources,
-    ValueInfo,
-    Values,
-)
+from gpupool.core.wire.replies import CodeReply, DebugReply, TrainReply, Value
+from gpupool.core.wire.values import Bindings, Job, Place, Reloaded, Sources, ValueInfo, Values
 
 
 @dataclass(frozen=True)

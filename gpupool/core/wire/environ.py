@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import plain
-from gpupool.core.wire.masking import passwords
+from gpupool.core.urls import passwords
 
 RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
-from gpupool.core.formatting import measured, percent
-
 OVER = ("finished", "stopped", "failed")  # how a loop of the user's ends
 Row = tuple[int, float, dict[str, float]]
 """The step, the seconds since the monitor was made, and the values recorded, by metric."""
@@ -77,16 +75,6 @@ class ValidationEvent:
     elapsed_s: float
     metrics: dict[str, float] = field(default_factory=dict)
     is_best: bool = False
-
-    def __repr__(self) -> str:
-        values = ", ".join(f"{name} {value}" for name, value in self.values())
-        return f"Validation after step {self.step:,} (epoch {self.epoch}): {values}"
-
-    def values(self) -> list[tuple[str, str]]:
-        """What was measured, by name, in words."""
-        found = {"accuracy": percent(self.accuracy)} if self.accuracy is not None else {}
-        metrics = {name: measured(name, value) for name, value in self.metrics.items()}
-        return [("loss", f"{self.loss:.4g}"), *(metrics | found).items()]
 
 
 @dataclass(frozen=True, slots=True)

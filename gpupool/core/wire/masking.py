@@ -1,8 +1,7 @@
 """Hides secret values in everything that comes back from the ranks. Runs anywhere.
 
 A value is found in the forms in which programs print it: as it is, escaped as `repr`, JSON, HTML
-and URLs do, in base64, and line by line. AWS key ids are found by their pattern, known or not, and
-so are the secrets in URLs.
+and URLs do, in base64, and line by line. AWS key ids are found by their pattern, known or not.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 MASK = "[hidden]"
 _KEY_ID = re.compile(
@@ -23,19 +22,6 @@ _KEY_ID = re.compile(
 _KEY_ID_LENGTH = 20
 _MIN_LINE_LENGTH = 16  # a shorter line of a value may be an ordinary word
 _MIN_BASE64_OCTETS = 8  # of fewer, base64 has less than ten characters that are all the value's
-# Before the host of a URL; with a slash in the password, which should be quoted, if no port is
-# meant. All repeats that could begin anywhere are bounded, so that a long text takes no longer.
-_USERINFO = re.compile(
-    r"""(https?:)?//(?:([^\s/]+)|([^\s/:@"']{0,256}:(?![0-9]{1,5}/)[^\s@"']{1,256}))@""",
-    re.IGNORECASE,
-)
-_IN_QUERY = re.compile(
-    r"([?&;#][^\s?&;#=/]{0,64}?(?:secret|token|passw|key|credential|sig)[^\s?&;#=/]{0,64}=)"
-    r"""([^&\s#"']+)""",
-    re.IGNORECASE,
-)
-_WITHOUT_SCHEME = re.compile(r"[^\s/:@]+:([^\s/@]+)@[^\s/:@]+:[0-9]{1,5}/?")
-_TOKEN = re.compile(r"(?=.*[0-9A-Z]).{10,}")  # and no user's name
 
 
 class Secrets:
@@ -100,31 +86,6 @@ def redact(text: str, secrets: Secrets) -> str:
     Values that overlap in the text are masked as one, so that no piece of either is left.
     """
     return Redactor(secrets).feed(text, is_last=True)
-
-
-def without_passwords(text: str) -> str:
-    """`text` without the passwords before the host of a URL, and the signatures after its "?".
-
-    >>> without_passwords("s3://me:secret@bucket/run?X-Amz-Signature=abc")
-    's3://***@bucket/run?X-Amz-Signature=***'
-    """
-    return _IN_QUERY.sub(r"\1***", _USERINFO.sub(r"\1//***@", text))
-
-
-def passwords(text: str) -> set[str]:
-    """The passwords, tokens and signatures in the URLs of a text, as written and decoded.
-
-    >>> sorted(passwords("postgres://ada:p%40ss@host/db?token=abc"))
-    ['abc', 'p%40ss', 'p@ss']
-    """
-    found = {value for _, value in _IN_QUERY.findall(text)}
-    for scheme, plain, with_slash in _USERINFO.findall(text):
-        name, colon, password = (plain or with_slash).partition(":")
-        is_token = not colon and scheme and _TOKEN.fullmatch(name)
-        found.add(name if is_token else password)
-    if whole := _WITHOUT_SCHEME.fullmatch(text):
-        found.add(whole[1])
-    return (found | {unquote(value) for value in found}) - {""}
 
 
 def redact_all(content: Any, secrets: Secrets) -> Any:

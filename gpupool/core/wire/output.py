@@ -18,13 +18,8 @@ class OutputKind(StrEnum):
     CLEAR = "clear"  # {"wait": bool}
     EVENTS = "events"  # of a call on one rank plain dicts, of several ranks `events.Event`
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the content is text of a stream."""
-        return self in STREAMS
 
-
-STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
+STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)  # whose content is text
 PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
 
 # (kind, content): of a call on one rank

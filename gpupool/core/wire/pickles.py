@@ -21,7 +21,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -220,11 +219,8 @@ class Part(NamedTuple):
     start: int = 0
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A packed value that crosses: the data beside its pickle, and at the end the pickle."""
-
-    parts: Sequence[Part]
+Packed = Sequence[Part]
+"""A packed value that crosses: the data beside its pickle, and at the end the pickle."""
 
 
 def inline(part: memoryview) -> Part:
@@ -235,22 +231,21 @@ def inline(part: memoryview) -> Part:
 def to_wire(stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | None) -> Packed:
     """A value as it crosses; its bytes are in `file`, or go along if there is none."""
     parts = [*buffers, memoryview(stream)]
-    return Packed([inline(part) for part in parts] if file is None else file.write(parts))
+    return [inline(part) for part in parts] if file is None else file.write(parts)
 
 
 class Source:
     """A value that has arrived; `load` makes a new one of it each time.
 
-    Args:
-        is_reused: the file will have something else after this; so values are copied out of it.
+    Where its file `is_reused`, and will have something else, values are copied out of it.
     """
 
     def __init__(self, packed: Packed, *, is_reused: bool = False) -> None:
-        self._parts, self._is_reused = packed.parts, is_reused
+        self._parts, self._is_reused = packed, is_reused
         # Opened again, by their paths: then they live as long as we need them, whoever ends.
         self._files = {
             path: MemoryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            for path in {part.path for part in packed.parts if part.path}
+            for path in {part.path for part in packed if part.path}
         }
 
     def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:

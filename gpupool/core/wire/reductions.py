@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import io
 import pickle
+import pkgutil
 import sys
 import types
 import weakref
@@ -21,8 +21,8 @@ from cloudpickle.cloudpickle import _code_reduce, _make_skeleton_class
 Made = TypeVar("Made")
 Cached: Any = type(lru_cache(int))  # what `functools.cache` makes too
 
-# id of an object -> (module, name) that it is imported by, if things may travel so
-_imports: ContextVar[Mapping[int, tuple[str, str]] | None] = ContextVar("imports", default=None)
+# id of an object -> "module:name" that it is imported by, if things may travel so
+_imports: ContextVar[Mapping[int, str] | None] = ContextVar("imports", default=None)
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -32,7 +32,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """How a part is pickled."""
         found = (_imports.get() or {}).get(id(obj))
         if found and not _can_pickle(obj):
-            return imported, found
+            return pkgutil.resolve_name, (found,)
         if isinstance(obj, type):
             return _reduced_class(obj, super().reducer_override(obj))
         return _reduced(obj) or super().reducer_override(obj)
@@ -54,22 +54,17 @@ def with_imports_by_name(pack: Callable[[], Made]) -> Made:
         return pack()
     # what classes raise that refuse to be pickled
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
-        found: dict[int, tuple[str, str]] = {}
+        found: dict[int, str] = {}
         # The longest first: of several modules that have it, the shortest name is meant.
         for module in sorted(sys.modules, key=len, reverse=True):
             space = dict(getattr(sys.modules.get(module), "__dict__", {}))
             if module not in ("__main__", "__mp_main__"):
-                found |= {id(one): (module, n) for n, one in space.items() if n[:1] != "_"}
+                found |= {id(one): f"{module}:{n}" for n, one in space.items() if n[:1] != "_"}
         token = _imports.set(found)
         try:
             return pack()
         finally:
             _imports.reset(token)
-
-
-def imported(module: str, name: str) -> Any:
-    """What `from module import name` gives here."""
-    return getattr(importlib.import_module(module), name)
 
 
 def _can_pickle(obj: object) -> bool:

@@ -5,9 +5,7 @@ Runs anywhere; imports torch when used.
 
 from __future__ import annotations
 
-import copy
 import io
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,17 +13,6 @@ from gpupool.core.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def copied(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A state dict that later steps do not change: its tensors are on the CPU."""
-    from torch import Tensor
-
-    copies = {
-        name: one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else copy.deepcopy(one)
-        for name, one in state.items()
-    }
-    return same_kind(state, copies)
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -66,36 +53,11 @@ def save(state: Any, file: IO[bytes]) -> None:
 
 def check_extra_state(model: nn.Module) -> None:
     """Raise TrainingError if what a module keeps beside tensors would be lost."""
-    save([module.get_extra_state() for module in _modules_with_more(model)], io.BytesIO())
+    save([module.get_extra_state() for module in modules_with_more(model)], io.BytesIO())
 
 
-class ExtraState:
-    """What the modules of a network keep beside tensors, to be noted and given back.
-
-    Costs nothing where no module has any.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = _modules_with_more(model)
-
-    def note(self) -> list[Any]:
-        """A copy of it, of each module."""
-        return [copy.deepcopy(module.get_extra_state()) for module in self._modules]
-
-    def put_back(self, noted: list[Any]) -> None:
-        """Make it what was noted, of these modules or of those of a copy of the network."""
-        for module, state in zip(self._modules, noted, strict=True):
-            module.set_extra_state(state)
-
-
-def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """These values with what torch notes about the state: the versions of its modules."""
-    made: OrderedDict[str, Any] = OrderedDict(values)
-    made._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
-    return made
-
-
-def _modules_with_more(model: nn.Module) -> list[nn.Module]:
+def modules_with_more(model: nn.Module) -> list[nn.Module]:
+    """Those that keep something beside tensors."""
     from torch import nn
 
     none = nn.Module.get_extra_state

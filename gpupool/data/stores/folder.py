@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
-from gpupool.core.urls import refuse_typo
+from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
-from gpupool.core.wire.masking import without_passwords
 from gpupool.data.stores import store_errors
 from gpupool.data.stores.interface import Content, FileRef, Listing, OnProgress, Store, version_of
 from gpupool.data.stores.retry import GaveUpError, Tries, counts

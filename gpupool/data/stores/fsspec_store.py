@@ -12,7 +12,7 @@ import fsspec
 import fsspec.asyn
 
 from gpupool.core.errors import DataError
-from gpupool.core.wire.masking import without_passwords
+from gpupool.core.urls import without_passwords
 from gpupool.data.stores import s3, store_errors
 from gpupool.data.stores.error_kinds import persisted, trouble
 from gpupool.data.stores.interface import Content, FileInfo, Listing, OnProgress, listing

@@ -19,8 +19,9 @@ from gpupool.core.errors import (
     SampleError,
 )
 from gpupool.core.terminal import without_controls
+from gpupool.core.urls import passwords, without_passwords
 from gpupool.core.wire.environ import secret_values
-from gpupool.core.wire.masking import Secrets, passwords, redact, without_passwords
+from gpupool.core.wire.masking import Secrets, redact
 from gpupool.data.stores.error_kinds import KeysEndedError, trouble
 from gpupool.data.stores.retry import Tries
 

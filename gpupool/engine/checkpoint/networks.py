@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.network import ATTRIBUTE, NetworkInfo, give, info_of, without_wrappers
 from gpupool.core.progress import progress
-from gpupool.core.wire.state_dicts import copied
 from gpupool.core.wire.state_dicts import load as load_state
 from gpupool.core.wire.state_dicts import save as save_state
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.structure import NotPlainError, built, described
-from gpupool.engine.checkpoint.weights import filled, read_without_code
+from gpupool.engine.checkpoint.weights import copied, filled, read_without_code
 
 if TYPE_CHECKING:
     from torch import nn

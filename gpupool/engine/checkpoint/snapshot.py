@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpupool.core.wire.state_dicts import same_kind
 from gpupool.data import device as devices
 from gpupool.data.device import Mark
+from gpupool.engine.checkpoint.weights import same_kind
 
 
 class Snapshot:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import plain
-from gpupool.core.wire.state_dicts import same_kind
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
@@ -69,6 +68,24 @@ def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
             f"the weights in {shown} cannot be loaded: {reason}", "other weights", url=shown
         ) from None
     return changed
+
+
+def copied(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """A state dict that later steps do not change: its tensors are on the CPU."""
+    from torch import Tensor
+
+    copies = {
+        name: one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else copy.deepcopy(one)
+        for name, one in state.items()
+    }
+    return same_kind(state, copies)
+
+
+def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
+    """These values with what torch notes about the state: the versions of its modules."""
+    made: OrderedDict[str, Any] = OrderedDict(values)
+    made._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
+    return made
 
 
 def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any:

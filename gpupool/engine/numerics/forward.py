@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,10 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpupool.core.wire.state_dicts import ExtraState
+from gpupool.core.wire.state_dicts import modules_with_more
 from gpupool.data import device as devices
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ExtraState:
+    """What the modules of a network keep beside tensors, to be noted and given back.
+
+    Costs nothing where no module has any.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = modules_with_more(model)
+
+    def note(self) -> list[Any]:
+        """A copy of it, of each module."""
+        return [copy.deepcopy(module.get_extra_state()) for module in self._modules]
+
+    def put_back(self, noted: list[Any]) -> None:
+        """Make it what was noted, of these modules or of those of a copy of the network."""
+        for module, state in zip(self._modules, noted, strict=True):
+            module.set_extra_state(state)
 
 
 class ForwardState:

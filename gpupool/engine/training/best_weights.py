@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire.events import ValidationEvent
-from gpupool.core.wire.state_dicts import copied
+from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.training.early_stopping import weights_warning
 from gpupool.engine.training.run import Run
 

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.wire.state_dicts import ExtraState
 from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.engine.batches.form import called
 from gpupool.engine.batches.gathering import gathered
@@ -39,7 +38,7 @@ from gpupool.engine.batches.share import Share
 from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
-from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
+from gpupool.engine.numerics.forward import ExtraState, ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, require_gradient
 from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer

@@ -18,8 +18,8 @@ from typing import Any
 
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.progress import progress
+from gpupool.core.urls import without_passwords
 from gpupool.core.wire.events import Event, StepEvent, ValidationEvent, WarningEvent
-from gpupool.core.wire.masking import without_passwords
 from gpupool.data.stores.writable import Target
 
 FLUSH_EVERY_S = 15.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
-from gpupool.core.wire.output import OutputKind
+from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
@@ -53,7 +53,7 @@ class LineView:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
         if kind is OutputKind.EVENTS:
             self._loops.take(content)
-        elif kind.is_text:
+        elif kind in STREAMS:
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
         elif kind in (OutputKind.DISPLAY, OutputKind.RESULT):
             self._add_display(rank, kind, content)

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from gpupool.core.formatting import format_ranks
-from gpupool.core.wire.output import OutputKind
+from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import shown_time, states_html
 from gpupool.notebook.cells.lines import Lines, fold_bars, merge
@@ -122,7 +122,7 @@ class LiveView:
 
     def _note(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Add a piece of output to the live picture."""
-        if kind.is_text:
+        if kind in STREAMS:
             self._add_lines(rank, self._lines.feed(rank, content))
         elif kind is OutputKind.CLEAR and not content.get("wait"):
             self._tails.pop(rank, None)

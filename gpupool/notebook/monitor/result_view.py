@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from gpupool.core.formatting import measured, percent
 from gpupool.core.wire.events import ValidationEvent
 from gpupool.notebook.page import markup
 from gpupool.training.result import Summary, TrainingResult
@@ -29,9 +30,21 @@ def validation_html(event: ValidationEvent) -> str:
     when = f"after step {event.step:,}, epoch {event.epoch}"
     best = markup.badge("best so far", markup.GREEN) if event.is_best else ""
     head = f"<div><b>Validation</b> {markup.muted(when)}{best}</div>"
-    names, values = zip(*event.values(), strict=True)
+    names, values = zip(*_measured(event), strict=True)
     table = markup.table(names, [values])
     return markup.card(head, table)
+
+
+def validation_text(event: ValidationEvent) -> str:
+    """The same as a line."""
+    values = ", ".join(f"{name} {value}" for name, value in _measured(event))
+    return f"Validation after step {event.step:,} (epoch {event.epoch}): {values}"
+
+
+def _measured(event: ValidationEvent) -> list[tuple[str, str]]:
+    found = {"accuracy": percent(event.accuracy)} if event.accuracy is not None else {}
+    metrics = {name: measured(name, value) for name, value in event.metrics.items()}
+    return [("loss", f"{event.loss:.4g}"), *(metrics | found).items()]
 
 
 def _head(result: TrainingResult, summary: Summary) -> str:

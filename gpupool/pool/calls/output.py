@@ -45,7 +45,7 @@ class RankOutput:
             self.clears = True
         elif kind is OutputKind.CLEAR or self.clears:
             self.clear()
-        if kind.is_text:
+        if kind in STREAMS:
             self.add_text(content)
         elif kind in (OutputKind.DISPLAY, OutputKind.RESULT):
             self.add_display(kind, content)
@@ -141,7 +141,7 @@ class OutputRecorder:
     def __call__(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Add a message of a rank; called in ipyparallel's IO thread."""
         with self._lock:
-            if kind.is_text:
+            if kind in STREAMS:
                 self._add(rank, kind, self._redactors[rank, kind].feed(content))
             elif kind is OutputKind.EVENTS:
                 self._listener(rank, kind, redact_all(content, self._hidden))
@@ -155,7 +155,7 @@ class OutputRecorder:
                 self._add(rank, kind, redactor.feed("", is_last=True))
 
     def _add(self, rank: int, kind: OutputKind, content: Any) -> None:
-        if kind.is_text and not content:
+        if kind in STREAMS and not content:
             return
         output = self.outputs[rank]
         if output.clears and kind not in (OutputKind.CLEAR, OutputKind.UPDATE):

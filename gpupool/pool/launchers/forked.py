@@ -193,9 +193,9 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         "TOKIO_WORKER_THREADS": str(rank.num_threads),  # of obstore; all cores of the machine else
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
-        "LOCAL_RANK": "0" if rank.gpu else str(rank.local_rank),
+        "LOCAL_RANK": "0" if rank.gpu else str(rank.rank),
         "LOCAL_WORLD_SIZE": str(rank.world_size),
-        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(master_port),

@@ -67,7 +67,7 @@ class Buffers:
         """
         parts = [*packer.buffers, memoryview(packer.stream())]
         if packer.num_bytes <= INLINE_BYTES:
-            return Packed([inline(part) for part in parts]), []
+            return [inline(part) for part in parts], []
         keys = keys or keys_of(packer)
         with self._lock:
             large = {k: p for k, p in zip(keys, parts, strict=True) if p.nbytes >= _MIN_BYTES}
@@ -81,7 +81,7 @@ class Buffers:
             else inline(part)
             for there, part in zip(contents, parts, strict=True)
         ]
-        return Packed(wire), contents
+        return wire, contents
 
     def keep(self, owner: object, contents: Sequence[Stored | None]) -> None:
         """Keep contents while this object lives, in place of what was kept for it before."""

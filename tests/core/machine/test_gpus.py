@@ -64,7 +64,16 @@ def test_who_uses_a_gpu(driver: DriverOn) -> None:
     assert list(map(use_of, gpus)) == expected
     # what a rank of this notebook has is its own, perhaps unseen; not so what is shared by --force
     ours = GpuTable(gpus, {one.uuid: f"rank {one.index}" for one in gpus})
-    assert [ours.use(one) for one in gpus] == ["", ANOTHERS, ANOTHERS, "", "", "", "", ""]
+    assert [use_of(one, one.uuid in ours.selected) for one in gpus] == [
+        "",
+        ANOTHERS,
+        ANOTHERS,
+        "",
+        "",
+        "",
+        "",
+        "",
+    ]
     html = gpu_table_html(ours)
     assert html.count(ANOTHERS) == 2
     assert all(f">rank {n}<" in html for n in range(8))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from gpupool.core.machine.topology import Discovery, Gpu, choose, place, restrict, survey
 from tests.support.raising import raises
 
@@ -35,7 +35,7 @@ def labels(gpus: Sequence[Gpu]) -> list[str]:
 
 def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
     ranks = place(GPUS, None, num_cores=18)
-    assert [rank.rank for rank in ranks] == [rank.local_rank for rank in ranks] == [0, 1, 2, 3]
+    assert [rank.rank for rank in ranks] == [0, 1, 2, 3]
     assert [rank.gpu for rank in ranks] == GPUS
     assert {(rank.world_size, rank.device, rank.num_threads) for rank in ranks} == {
         (4, "cuda:0", 4)
@@ -119,10 +119,10 @@ def test_the_reason_why_no_gpu_is_used(gpus: list[Gpu], visible: str | None, why
 @pytest.mark.gpu
 def test_a_real_gpu_is_described_by_its_driver() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    for gpu in visible_gpus():
+    for gpu in discover().usable:
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.name != "?"
         assert float(gpu.compute_capability or 0) >= 5
         assert 0 <= (gpu.used_memory_bytes or 0) <= (gpu.total_memory_bytes or 0)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
-        assert [seen.uuid for seen in visible_gpus()] == [gpu.uuid]
+        assert [seen.uuid for seen in discover().usable] == [gpu.uuid]

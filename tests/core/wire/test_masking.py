@@ -13,15 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.wire.masking import (
-    MASK,
-    Redactor,
-    Secrets,
-    passwords,
-    redact,
-    redact_all,
-    without_passwords,
-)
+from gpupool.core.urls import passwords, without_passwords
+from gpupool.core.wire.masking import MASK, Redactor, Secrets, redact, redact_all
 
 KEY_ID = "ASIA" + "Z2QX" * 4
 CANARY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS shows one in its pages

@@ -82,7 +82,7 @@ def test_settings_of_the_users_own_are_put_back() -> None:
 
 def test_cublas_has_its_variable_before_its_first_call() -> None:
     gpu = Gpu(0, "GPU-0", "a GPU")
-    rank = Rank(0, 1, 0, 0, "here", "cuda:0", gpu, 1)
+    rank = Rank(0, 1, "cuda:0", gpu, 1)
     assert engine_environment(rank, 1)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert "CUBLAS_WORKSPACE_CONFIG" not in engine_environment(replace(rank, gpu=None), 1)
 

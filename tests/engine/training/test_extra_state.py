@@ -13,8 +13,9 @@ import gpupool
 from gpupool import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import Event, WarningEvent
-from gpupool.core.wire.state_dicts import copied, load
+from gpupool.core.wire.state_dicts import load
 from gpupool.engine.checkpoint.files import Checkpoints
+from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
 from tests.support.pools import Pools

@@ -9,7 +9,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool, SpmdError
-from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.gpus import discover
 from gpupool.core.wire.calls import DebugCommand, RunSource
 from gpupool.pool import session
 from tests.notebook.kernel import plain
@@ -107,7 +107,7 @@ def test_a_rank_that_has_lost_its_gpu_context_is_replaced_before_the_next_cell_b
 @pytest.mark.gpu
 def test_out_of_gpu_memory_keeps_the_rank_and_what_it_held(fails: Fails) -> None:
     session.stop()
-    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+    with gpupool.start(n=1, gpus=discover().usable[0].uuid) as pool:
         source = """
             large = torch.empty(2**28, device=device)  # 1 GiB
             def step():
@@ -124,7 +124,7 @@ def test_out_of_gpu_memory_keeps_the_rank_and_what_it_held(fails: Fails) -> None
 @pytest.mark.gpu
 def test_a_device_side_assert_is_a_lost_context() -> None:
     session.stop()
-    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+    with gpupool.start(n=1, gpus=discover().usable[0].uuid) as pool:
         wrong = "torch.arange(4, device=device)[torch.tensor([9], device=device)].cpu()"
         reply = pool._all_ranks.engines.call(0, RunSource(wrong, 3)).result(60)
         assert reply.context_lost
