@@ -92,7 +92,7 @@ class Forked(Launcher):
             if not is_ending or time.monotonic() >= deadline:
                 whose = "; ".join(f"{uuid} by {owner}" for uuid, owner in owners.items())
                 num_free = len(uuids) - len(owners)
-                raise too_few(f"other pools use {whose}", num_free, len(uuids), number, "locked")
+                raise too_few(f"other pools use {whose}", num_free, len(uuids), number)
             time.sleep(0.05)
 
     def start_controller(self) -> None:
