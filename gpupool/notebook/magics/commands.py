@@ -13,7 +13,8 @@ from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
-from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
+from gpupool.pool.calls.presses import ignore_for_a_moment
+from gpupool.pool.launchers.starter import uninterrupted
 from gpupool.pool.session import gpus
 
 _MEANT = {  # words for the same that others use
@@ -108,8 +109,7 @@ class Commands:
 
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
-        # Presses do nothing meanwhile: a stop that is cut off half way would leave processes.
-        with ignored():
+        with uninterrupted():  # a press that comes meanwhile is heard when all is said
             print("Pool stopped." if session.stop() else "No pool was running.")
         ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted
 
