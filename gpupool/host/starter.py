@@ -40,8 +40,7 @@ from gpupool.core.wire import starter as lines
 from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
 
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
-_QUIET_S = 1.0  # after the last command, before what nobody waits for is imported
-_TEND_S = 4.0  # how often it is looked whether nobody wants a pool
+_QUIET_S = 1.0  # after the last command, before what nobody waits for is done
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -89,9 +88,7 @@ class Starter:
                 is_there = asked.target.partition(":")[0] in sys.modules
                 if (is_there or not self._needed) and self._fork(asked):
                     return asked
-            heard = self._poll.poll(
-                0 if self._needed else 1000 * (_QUIET_S if self._late else _TEND_S)
-            )
+            heard = self._poll.poll(0 if self._needed else 1000 * _QUIET_S)
             for descriptor, _ in heard:
                 if descriptor == self._commands:
                     data = os.read(descriptor, 1 << 16)
