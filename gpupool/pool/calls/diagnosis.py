@@ -19,8 +19,7 @@ _STOPPED_S = 5.0  # a process that stands still so long is reported
 _LEFT_S = 0.5  # instead of `hang_after_s`, where a rank has left on purpose
 _ADVICE = "Interrupt (■) to stop all of them; variables are kept."
 
-Words = tuple[str, str]
-"""What a rank does, and its line."""
+Words = tuple[str, str]  # what a rank does, and its line
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,11 +219,7 @@ class Variables:
         self._bind(self.ship([name], {**namespace(), name: value}, ranks), ranks)
 
     def put(self, value: object) -> Constant:
-        """Bring a value of any size to every rank; in a cell a name for it means the value.
-
-        Raises:
-            TransferError: it cannot be sent.
-        """
+        """What `Pool.put` does."""
         with self._round(namespace()):
             try:
                 number = self.parcels.constant(value).number
