@@ -271,11 +271,7 @@ class Variables:
         return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, composite: Composite, rank: int) -> Any:
-        """The value of one rank.
-
-        Raises:
-            PoolError: it has none, or it cannot travel.
-        """
+        """The value of one rank; a PoolError if it has none, or it cannot travel."""
         file = MemoryFile()  # the rank writes to it, so that large values are copied once
         packed = self.ask(Fetch(*self._current(composite), file.path), [rank])[rank]
         try:
