@@ -20,12 +20,12 @@ from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply
 from gpupool.core.wire.values import Bindings
+from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.engines.client import plain_client
 from gpupool.pool.engines.engines import with_log
 from gpupool.pool.environment.environment import variables_at_start
-from gpupool.pool.launchers.starter import uninterrupted
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
@@ -287,7 +287,7 @@ class Pool(Ranks):
         Args:
             reason: what the status says from then on.
         """
-        with uninterrupted():  # it would be half stopped, and not be stopped again
+        with presses.ignored():  # it would be half stopped, and not be stopped again
             if not self.engines.stopped:
                 self._why_stopped = reason
             self.environment.close()
@@ -296,7 +296,7 @@ class Pool(Ranks):
             if self._client is not None:
                 self._client.close(linger=0)
             self.variables.buffers.clear()
-            self._tell_listeners()
+        self._tell_listeners()
 
     def __enter__(self) -> Pool:
         return self

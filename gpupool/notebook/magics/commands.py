@@ -13,8 +13,7 @@ from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
-from gpupool.pool.calls.presses import ignore_for_a_moment
-from gpupool.pool.launchers.starter import uninterrupted
+from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 from gpupool.pool.session import gpus
 
 _MEANT = {  # words for the same that others use
@@ -109,7 +108,8 @@ class Commands:
 
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
-        with uninterrupted():  # a press that comes meanwhile is heard when all is said
+        # Presses do nothing meanwhile: a stop that is cut off half way would leave processes.
+        with ignored():
             print("Pool stopped." if session.stop() else "No pool was running.")
         ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted
 

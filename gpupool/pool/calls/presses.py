@@ -36,6 +36,19 @@ def heed_again() -> None:
 
 
 @contextmanager
+def ignored() -> Iterator[None]:
+    """A block that no interrupt cuts off; for what is over soon and must not be done by halves."""
+    if not _is_ours_to_change():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
     """A block in which SIGINT means `on_press(is_first)` and nothing else.
 
