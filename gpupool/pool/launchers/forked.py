@@ -34,7 +34,6 @@ _ENGINE_ARGS = (
     "--IPEngine.wait_for_url_file=1",  # boot.py has waited
     "--log-level=40",  # its warnings speak of settings that are meant
 )
-
 _ANSWER_S = 60.0  # of a starter that still imports torch, from a slow disk
 _PORTS = range(10_000, 32_000)  # above the well-known services, below those of connections
 

@@ -36,7 +36,6 @@ from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.variables.parcels import Parcel, Parcels, Shipment
 
-_NO_STATEMENTS: Statements = {}
 _NOTHING = "", ()  # no rank has anything by this name
 _DATA = {"int", "float", "complex", "bool", "NoneType"}  # what else has a shape or a length
 
@@ -97,7 +96,7 @@ class Variables:
         shipment: Shipment,
         ranks: Sequence[int],
         names: Iterable[str] = (),
-        statements: Statements = _NO_STATEMENTS,
+        statements: Statements | None = None,
     ) -> dict[int, Bindings]:
         """rank -> what names mean there for a call.
 
@@ -112,7 +111,7 @@ class Variables:
                 rank: Bindings(
                     self._values(shipment.along.get(rank, ()), shipment, place),
                     modules=sorted(shipment.modules),
-                    imports=self.losses.begin(rank, statements, bound),
+                    imports=self.losses.begin(rank, statements or {}, bound),
                     names=bound,
                 )
                 for rank in ranks
@@ -243,8 +242,7 @@ class Variables:
     def value_of(self, constant: Constant) -> Any:
         """What a constant is, mapped from where the ranks map it: always the same object.
 
-        Raises:
-            PoolError: it is not one of this pool's, or refers to what only the ranks have.
+        A PoolError says that it is of another pool, or refers to what only the ranks have.
         """
         with self._lock:
             return self.parcels.open(constant)
