@@ -12,7 +12,6 @@ from gpupool.core.machine import limits
 
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
-_MAX_LOG_BYTES, _KEPT_LOG_BYTES = 16 << 20, 1 << 20
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
@@ -47,8 +46,7 @@ def log_tail(log: Path, start: int) -> str:
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            begin = start if start <= size else 0  # it was shortened since
-            file.seek(max(begin, size - _LOG_TAIL_BYTES))
+            file.seek(max(start, size - _LOG_TAIL_BYTES))
             lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:  # the log is gone with its folder; the death still has to be reported
         return ""
@@ -58,17 +56,6 @@ def log_tail(log: Path, start: int) -> str:
     thrown = [line for line in lines[: crashes[-1]] if line.startswith(_THROWN)]
     report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
     return "\n".join(report[:_LOG_TAIL_LINES])
-
-
-def shorten(log: Path) -> None:
-    """Keep the end of a log that has become long; its process continues appending to it."""
-    with log.open("a+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size > _MAX_LOG_BYTES:
-            file.seek(size - _KEPT_LOG_BYTES)
-            end = file.read(_KEPT_LOG_BYTES)
-            file.truncate(0)
-            file.write(b"(the beginning was too long)\n" + end)
 
 
 class OutOfMemoryWatch:

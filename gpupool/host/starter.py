@@ -37,11 +37,10 @@ import psutil
 from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
 from gpupool.core.machine.processes import die_with, set_process_name
 from gpupool.core.wire import starter as lines
-from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail, shorten
+from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
 
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
-_QUIET_S = 1.0  # after the last command, before what nobody waits for is imported
-_TEND_S = 4.0  # how often logs are looked at
+_QUIET_S = 1.0  # after the last command, before what nobody waits for is done
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -89,9 +88,7 @@ class Starter:
                 is_there = asked.target.partition(":")[0] in sys.modules
                 if (is_there or not self._needed) and self._fork(asked):
                     return asked
-            heard = self._poll.poll(
-                0 if self._needed else 1000 * (_QUIET_S if self._late else _TEND_S)
-            )
+            heard = self._poll.poll(0 if self._needed else 1000 * _QUIET_S)
             for descriptor, _ in heard:
                 if descriptor == self._commands:
                     data = os.read(descriptor, 1 << 16)
@@ -116,7 +113,7 @@ class Starter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _use_the_quiet(self) -> None:
-        """Import the next thing, or look whether a log fills the disk or nobody wants a pool."""
+        """Import the next thing, or look whether nobody wants a pool."""
         if self._needed:
             importlib.import_module(self._needed.popleft())
             if not self._needed:
@@ -126,10 +123,6 @@ class Starter:
                 importlib.import_module(self._late.popleft())
         elif self._pool is None:
             self._serving = time.monotonic() < self._leave_at
-        else:
-            for log in Path(self._pool.folder).glob("*.log"):
-                with contextlib.suppress(OSError):  # the disk is full, or it is gone
-                    shorten(log)
 
     def _tell(self, event: lines.Line) -> None:
         data = lines.encode(event)

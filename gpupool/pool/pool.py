@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gpupool.core.errors import PoolError, PoolStartError
@@ -30,7 +29,7 @@ from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.status import FOR_USERS, PoolStatus
+from gpupool.pool.status import PoolStatus
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
@@ -302,20 +301,12 @@ class Pool(Ranks):
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:
         status = self.status()
         return f"Pool({rank_count(self.world_size)}, {self.backend}, {status.state})"
-
-    def __dir__(self) -> list[str]:
-        return list(FOR_USERS)
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -30,8 +30,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
     Args:
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
-        options: the fields of `gpupool.PoolOptions`: n, gpus, device, backend, force,
-             env, idle_timeout, timeout_s, on_hang, hang_after_s.
+        options: the fields of `gpupool.PoolOptions`.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.

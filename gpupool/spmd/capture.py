@@ -24,8 +24,8 @@ class CellNames:
     """The cell may see what the notebook has bound to these. Builtins count too."""
     assigns: frozenset[str] = frozenset()
     """Bound by the cell other than by `import`, on some way through it or in a function of it."""
-    imports: frozenset[str] = frozenset()
-    """Bound by `import`."""
+    binds: frozenset[str] = frozenset()
+    """All that it binds or unbinds. If it reads one of these it may have bound it before."""
     deletes: frozenset[str] = frozenset()
     """Unbound, by `del` or at the end of `except ... as`."""
     attributes: frozenset[str] = frozenset()
@@ -34,11 +34,6 @@ class CellNames:
     """The imports that a new rank repeats, by the name that they bind."""
     inside: frozenset[str] = frozenset()
     """Read by its functions and classes, maybe when they are called."""
-
-    @property
-    def binds(self) -> frozenset[str]:
-        """All that it binds or unbinds. If it reads one of these it may have bound it before."""
-        return self.assigns | self.imports | self.deletes
 
 
 def names_in_cell(source: str, transform: Transform) -> CellNames:
@@ -69,7 +64,7 @@ def names_in_cell(source: str, transform: Transform) -> CellNames:
     return CellNames(
         frozenset(found.reads - {"get_ipython"}),
         frozenset(found.assigns - caught),
-        frozenset(found.imports),
+        frozenset(bound | found.imports),
         frozenset(found.deletes),
         frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute)),
         statements,

@@ -131,8 +131,8 @@ class SpmdRun:
 
     @property
     def waits_for(self) -> list[str]:
-        """What runs on its ranks and has to end before this begins, each once."""
-        return list(dict.fromkeys(self._execution.waits_for))
+        """What runs on its ranks and has to end before this begins."""
+        return self._execution.waits_for
 
     @property
     def error(self) -> SpmdError | None:

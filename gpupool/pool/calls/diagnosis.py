@@ -19,8 +19,7 @@ _STOPPED_S = 5.0  # a process that stands still so long is reported
 _LEFT_S = 0.5  # instead of `hang_after_s`, where a rank has left on purpose
 _ADVICE = "Interrupt (■) to stop all of them; variables are kept."
 
-Words = tuple[str, str]
-"""What a rank does, and its line."""
+Words = tuple[str, str]  # what a rank does, and its line
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +164,10 @@ def _diagnosis(
         groups.setdefault(what, []).append(rank)
     places = tuple(Place(tuple(ranks), *what) for what, ranks in groups.items())
     finding = f"{head}: {'; '.join(map(_sentence, places))}" if places else head
-    begin = "Hang: " if is_hang else head[0].upper()
-    rest = 0 if is_hang else 1
+    begin = f"Hang: {head}" if is_hang else head[0].upper() + head[1:]
     advice = _ADVICE if is_hang and not more else ""
-    notice = Notice(f"{begin}{finding[rest:]}. {more or advice}".rstrip())
-    notice.head = f"{begin}{head[rest:]}. {more}".rstrip()
+    notice = Notice(f"{begin}{finding.removeprefix(head)}. {more or advice}".rstrip())
+    notice.head = f"{begin}. {more}".rstrip()
     notice.places, notice.advice = places, advice
     return Diagnosis(finding, notice, is_hang, by_exit)
 

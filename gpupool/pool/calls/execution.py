@@ -199,7 +199,7 @@ class Execution(Generic[Value]):
             while self.waits_for and not self._presses:
                 self.waits_for = self._all_ranks.turns.begin(self._turn, 0.05)
             if self.waits_for:
-                names = ", ".join(dict.fromkeys(self.waits_for))
+                names = ", ".join(self.waits_for)
                 self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
                 return False
             self._all_ranks.require_usable()

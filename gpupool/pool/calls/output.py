@@ -46,29 +46,21 @@ class RankOutput:
         elif kind is OutputKind.CLEAR or self.clears:
             self.clear()
         if kind in STREAMS:
-            self.add_text(content)
+            self._texts.append(content)
+            self._num_kept += len(content)
+            if self._num_kept > 2 * (HEAD_CHARS + LAST_CHARS):
+                self._shorten()
         elif kind in (OutputKind.DISPLAY, OutputKind.RESULT):
-            self.add_display(kind, content)
-
-    def add_text(self, text: str) -> None:
-        """Add a piece of text; memory stays bounded."""
-        self._texts.append(text)
-        self._num_kept += len(text)
-        if self._num_kept > 2 * (HEAD_CHARS + LAST_CHARS):
-            self._shorten()
-
-    def add_display(self, kind: OutputKind, content: Mapping[str, Any]) -> None:
-        """Add a mime bundle."""
-        self.displays.append(
-            {
-                "kind": kind.value,
-                "data": content["data"],
-                "metadata": content.get("metadata") or {},
-                "display_id": _name(content),
-                "at": self._num_kept + self._num_left_out,
-            }
-        )
-        del self.displays[:-MAX_DISPLAYS]
+            self.displays.append(
+                {
+                    "kind": kind.value,
+                    "data": content["data"],
+                    "metadata": content.get("metadata") or {},
+                    "display_id": _name(content),
+                    "at": self._num_kept + self._num_left_out,
+                }
+            )
+            del self.displays[:-MAX_DISPLAYS]
 
     @property
     def text(self) -> str:

@@ -165,8 +165,8 @@ def load_ipyparallel() -> Any:
 @functools.cache
 def _client_class() -> Any:
     """ipyparallel's client with our way for what engines publish."""
-
     base: Any = load_ipyparallel().Client
+    from ipyparallel.serialize import deserialize_object
 
     def heard(handle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         """A socket's callback: what cannot be read or handled is dropped and counted.
@@ -206,7 +206,7 @@ def _client_class() -> Any:
             if not parent or parent["session"] != self.session.session:  # of another client
                 return
             if message["header"]["msg_type"] != "status":
-                self.router.route(message, _deserialize)
+                self.router.route(message, lambda buffers: deserialize_object(buffers)[0])
             elif message["content"]["execution_state"] == "idle":  # after all output
                 self._end_output(message)
 
@@ -216,9 +216,3 @@ def _client_class() -> Any:
                 output.set_result(None)
 
     return Client
-
-
-def _deserialize(buffers: Any) -> Any:
-    from ipyparallel.serialize import deserialize_object
-
-    return deserialize_object(buffers)[0]

@@ -34,7 +34,6 @@ _ENGINE_ARGS = (
     "--IPEngine.wait_for_url_file=1",  # boot.py has waited
     "--log-level=40",  # its warnings speak of settings that are meant
 )
-
 _ANSWER_S = 60.0  # of a starter that still imports torch, from a slow disk
 _PORTS = range(10_000, 32_000)  # above the well-known services, below those of connections
 
@@ -92,7 +91,7 @@ class Forked(Launcher):
             if not is_ending or time.monotonic() >= deadline:
                 whose = "; ".join(f"{uuid} by {owner}" for uuid, owner in owners.items())
                 num_free = len(uuids) - len(owners)
-                raise too_few(f"other pools use {whose}", num_free, len(uuids), number, "locked")
+                raise too_few(f"other pools use {whose}", num_free, len(uuids), number)
             time.sleep(0.05)
 
     def start_controller(self) -> None:

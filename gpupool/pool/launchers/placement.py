@@ -83,7 +83,7 @@ def place_ranks(
     return _with_backends(options.backend, place(gpus, options.n, cores), why_cpu)
 
 
-def too_few(why: str, free: int, num_gpus: int, number: int, kind: str) -> PlacementError:
+def too_few(why: str, free: int, num_gpus: int, number: int) -> PlacementError:
     """That `free` of `num_gpus` GPUs can be had and not `number`, for which reason, what to do."""
     take = f"`-n {free}` takes those" if free else "`--cpu` starts CPU ranks"
     return PlacementError(
@@ -99,7 +99,7 @@ def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
     if len(free) < number:
         holders = [(gpu.label, ", ".join(map(str, gpu.processes))) for gpu in taken]
         whose = "; ".join(f"GPU {label} is in use by {who}" for label, who in holders)
-        raise too_few(whose, len(free), len(candidates), number, "in use")
+        raise too_few(whose, len(free), len(candidates), number)
     return sorted(free, key=lambda gpu: bool(gpu.processes))
 
 

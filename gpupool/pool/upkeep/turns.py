@@ -68,4 +68,4 @@ class Turns:
         before = self._row[: self._row.index(turn)]
         # One that is first waits also for those that run and have asked later than some that wait.
         ahead = [one for one in self._row if one is not turn and (one in before or one.began)]
-        return [one.name for one in ahead if one.ranks & turn.ranks]
+        return list(dict.fromkeys(one.name for one in ahead if one.ranks & turn.ranks))

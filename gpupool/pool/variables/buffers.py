@@ -48,11 +48,6 @@ class Buffers:
         self._kept: dict[int, tuple[weakref.ref[Any], Sequence[Stored | None]]] = {}
         self._lock = threading.Lock()
 
-    @property
-    def num_bytes(self) -> int:
-        """How much memory the contents take."""
-        return sum(num_bytes for num_bytes, _ in list(self._stored.keys()))
-
     def pack(
         self, packer: DataPacker, what: str, keys: Sequence[Key] = ()
     ) -> tuple[Packed, list[Stored | None]]:

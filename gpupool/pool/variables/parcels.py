@@ -159,7 +159,10 @@ class Shipment:
 
 
 class Parcels:
-    """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes."""
+    """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes.
+
+    All that is given a constant of another pool raises a PoolError.
+    """
 
     def __init__(self, buffers: Buffers, key_of: KeyOf = key_of) -> None:
         self._buffers = buffers
@@ -249,9 +252,6 @@ class Parcels:
         """The parcel, and the part of it, that the ranks have an object by.
 
         One older than `before`: so none can refer to another in a circle.
-
-        Raises:
-            PoolError: it is a constant of another pool.
         """
         if isinstance(obj, Constant):
             return self._number_of(obj), WHOLE
@@ -261,22 +261,14 @@ class Parcels:
         return (number, index) if self._is_current(number) else None
 
     def parcel_of(self, value: object) -> int | None:
-        """The number of a constant's parcel, or of what `open` gave for one; None of any other.
-
-        Raises:
-            PoolError: it is a constant of another pool.
-        """
+        """The number of a constant's parcel, or of what `open` gave for one; None of any other."""
         if isinstance(value, Constant):
             return self._number_of(value)
         found = self.by_number.get(self._by_value.get(id(value), 0))
         return found.number if found is not None and found.opened is value else None
 
     def open(self, constant: Constant) -> Any:
-        """A constant's value for the notebook, in the memory that ranks map: always the same.
-
-        Raises:
-            PoolError: it is one of another pool, or refers to what only the ranks have.
-        """
+        """A constant's value for the notebook, in the memory that ranks map: always the same."""
         parcel = self.by_number[self._number_of(constant)]
         if parcel.opened is None:
             parcel.opened, _ = Source(parcel.wire).load()

@@ -47,7 +47,7 @@ def sync_state(
     with progress(f"Copying {', '.join(chosen)} of rank {source}"), closing(MemoryFile()) as file:
         Execution(all_ranks, calls, unheard_output).result()
         fetch = FetchState(chosen, file.path)
-        state = variables.remote.ask(fetch, [source])[source]
+        state = variables.ask(fetch, [source])[source]
         bindings = variables.bindings(Shipment(), everyone, chosen)
         execution = Execution(
             all_ranks,

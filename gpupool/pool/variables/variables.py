@@ -11,19 +11,21 @@ import contextlib
 import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import filterfalse
 from types import ModuleType
 from typing import Any, TypeGuard
 
-from gpupool.core.errors import PoolError, TransferError
-from gpupool.core.wire.calls import Bind, Receive, RunFunction
+from gpupool.core.errors import PoolError, SpmdError, TransferError
+from gpupool.core.wire.calls import Attributes, Bind, Call, Fetch, Look, Receive, RunFunction
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
-from gpupool.core.wire.pickles import namespace
-from gpupool.core.wire.replies import CodeReply
+from gpupool.core.wire.pickles import MemoryFile, Source, namespace
+from gpupool.core.wire.replies import CodeReply, Value
 from gpupool.core.wire.values import Bindings, NamesReport, Place, ValueInfo, Values
 from gpupool.pool.calls.execution import Execution
+from gpupool.pool.engines.engines import of_rank
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
@@ -33,9 +35,7 @@ from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_v
 from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.variables.parcels import Parcel, Parcels, Shipment
-from gpupool.pool.variables.remote_values import RemoteValues
 
-_NO_STATEMENTS: Statements = {}
 _NOTHING = "", ()  # no rank has anything by this name
 _DATA = {"int", "float", "complex", "bool", "NoneType"}  # what else has a shape or a length
 
@@ -52,7 +52,6 @@ class Variables:
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._versions = Versions()
         self.losses = Losses()
-        self.remote = RemoteValues(all_ranks)
         # what code of ranks is called by -> names that it may read
         self._rank_reads: dict[str, Collection[str]] = {}
 
@@ -97,7 +96,7 @@ class Variables:
         shipment: Shipment,
         ranks: Sequence[int],
         names: Iterable[str] = (),
-        statements: Statements = _NO_STATEMENTS,
+        statements: Statements | None = None,
     ) -> dict[int, Bindings]:
         """rank -> what names mean there for a call.
 
@@ -112,7 +111,7 @@ class Variables:
                 rank: Bindings(
                     self._values(shipment.along.get(rank, ()), shipment, place),
                     modules=sorted(shipment.modules),
-                    imports=self.losses.begin(rank, statements, bound),
+                    imports=self.losses.begin(rank, statements or {}, bound),
                     names=bound,
                 )
                 for rank in ranks
@@ -219,11 +218,7 @@ class Variables:
         self._bind(self.ship([name], {**namespace(), name: value}, ranks), ranks)
 
     def put(self, value: object) -> Constant:
-        """Bring a value of any size to every rank; in a cell a name for it means the value.
-
-        Raises:
-            TransferError: it cannot be sent.
-        """
+        """What `Pool.put` does."""
         with self._round(namespace()):
             try:
                 number = self.parcels.constant(value).number
@@ -247,8 +242,7 @@ class Variables:
     def value_of(self, constant: Constant) -> Any:
         """What a constant is, mapped from where the ranks map it: always the same object.
 
-        Raises:
-            PoolError: it is not one of this pool's, or refers to what only the ranks have.
+        A PoolError says that it is of another pool, or refers to what only the ranks have.
         """
         with self._lock:
             return self.parcels.open(constant)
@@ -259,19 +253,48 @@ class Variables:
 
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        return self.remote.look(*self._current(composite), text_chars)
+        found = self.ask(Look(*self._current(composite), text_chars))
+        hidden = self._all_ranks.secrets
+        return {
+            rank: replace(info, text=redact(info.text, hidden) if info.text else None)
+            for rank, info in found.items()
+            if info is not None
+        }
 
     def attributes(self, composite: Composite) -> list[str]:
         """The public attributes of the ranks' values; none while the ranks are busy."""
-        return self.remote.attributes(*self._current(composite))
+        if self._all_ranks.state != "idle":  # who completes a name does not wait
+            return []
+        found = self.ask(Attributes(*self._current(composite)))
+        return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, composite: Composite, rank: int) -> Any:
-        """The value of one rank.
+        """The value of one rank; a PoolError if it has none, or it cannot travel."""
+        file = MemoryFile()  # the rank writes to it, so that large values are copied once
+        packed = self.ask(Fetch(*self._current(composite), file.path), [rank])[rank]
+        try:
+            return Source(packed).load()
+        except Exception as error:  # DDP wants a process group, for one
+            raise PoolError(
+                f"{composite} of rank {rank} cannot be made in the notebook, an attribute of it "
+                f"perhaps. {type(error).__name__}: {error}",
+                ranks=[rank],
+            ) from error
+
+    def ask(self, call: Call[Value], ranks: Sequence[int] | None = None) -> dict[int, Value]:
+        """Make a quick call about names.
 
         Raises:
-            PoolError: it has none, or it cannot travel.
+            PoolError: the ranks are busy, or one has no such value.
         """
-        return self.remote.fetch(*self._current(composite), rank)
+        if self._all_ranks.state == "busy":  # it would have to wait for the end of a cell
+            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
+        chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
+        try:
+            return Execution(self._all_ranks, dict.fromkeys(chosen, call), unheard_output).result()
+        except SpmdError as error:
+            first = error.first
+            raise PoolError(of_rank(first.rank, first.evalue), ranks=[first.rank]) from None
 
     def begin_call(
         self,

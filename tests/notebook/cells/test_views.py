@@ -32,7 +32,7 @@ LINE = st.text("ab", max_size=3)
 def report_of(texts: dict[int, str], *errors: RankError) -> CellReport:
     outputs = {rank: RankOutput() for rank in texts}
     for rank, text in texts.items():
-        outputs[rank].add_text(text)
+        outputs[rank].add(OutputKind.STDOUT, text)
     error = SpmdError({e.rank: e for e in errors}, len(texts)) if errors else None
     return CellReport(outputs, 0.5, error=error)
 
@@ -45,7 +45,7 @@ def with_figures(figures: dict[int, list[dict[str, str]]]) -> str:
     report = report_of(dict.fromkeys(figures, ""))
     for rank, bundles in figures.items():
         for data in bundles:
-            report.outputs[rank].add_display(OutputKind.DISPLAY, {"data": data})
+            report.outputs[rank].add(OutputKind.DISPLAY, {"data": data})
     return report_html(report, Look())
 
 
@@ -103,14 +103,14 @@ def test_the_picture_counts_all_lines_and_opens_those_that_it_does_not_show() ->
 def test_text_and_figures_stay_in_their_order() -> None:
     report = report_of({0: "", 1: ""})
     for rank, output in report.outputs.items():
-        output.add_text("before\n")
-        output.add_display(OutputKind.DISPLAY, {"data": {"text/html": "<i>table</i>"}})
-        output.add_text(f"between {rank}\n")
-        output.add_display(OutputKind.DISPLAY, {"data": {"text/plain": "mere text"}})
-        output.add_text("and after\n")
-        output.add_display(OutputKind.DISPLAY, {"data": {"image/png": f"P{rank}"}})
-        output.add_text("at last\n")
-        output.add_display(OutputKind.RESULT, {"data": {"text/plain": f"{rank}0"}})
+        output.add(OutputKind.STDOUT, "before\n")
+        output.add(OutputKind.DISPLAY, {"data": {"text/html": "<i>table</i>"}})
+        output.add(OutputKind.STDOUT, f"between {rank}\n")
+        output.add(OutputKind.DISPLAY, {"data": {"text/plain": "mere text"}})
+        output.add(OutputKind.STDOUT, "and after\n")
+        output.add(OutputKind.DISPLAY, {"data": {"image/png": f"P{rank}"}})
+        output.add(OutputKind.STDOUT, "at last\n")
+        output.add(OutputKind.RESULT, {"data": {"text/plain": f"{rank}0"}})
     html = report_html(replace(report, cell_number=7), Look())
     words = ["before", "<i>table", "between 0", "between 1", "mere text", "and after"]
     words += ["base64,P0", "base64,P1", "at last", "Out[7]:", "</b> 00", "</b> 10"]
@@ -123,9 +123,9 @@ def test_text_and_figures_stay_in_their_order() -> None:
 
 def test_the_order_holds_where_text_was_left_out() -> None:
     output = RankOutput()
-    output.add_text("x" * (HEAD_CHARS + LAST_CHARS))
-    output.add_display(OutputKind.DISPLAY, {"data": {"text/html": "<i>late</i>"}})
-    output.add_text("y" * 10)
+    output.add(OutputKind.STDOUT, "x" * (HEAD_CHARS + LAST_CHARS))
+    output.add(OutputKind.DISPLAY, {"data": {"text/html": "<i>late</i>"}})
+    output.add(OutputKind.STDOUT, "y" * 10)
     *_, figure, last = output.pieces()
     assert isinstance(figure, dict)
     assert last == "yyyyyyyyyy"
@@ -195,7 +195,7 @@ def test_a_figure_has_the_size_that_was_asked_for(width: object, shown: str | No
     report = report_of({0: ""})
     data = {"image/png": "AAAA", "text/plain": "<Figure>"}
     metadata = {"image/png": {"width": width}}
-    report.outputs[0].add_display(OutputKind.DISPLAY, {"data": data, "metadata": metadata})
+    report.outputs[0].add(OutputKind.DISPLAY, {"data": data, "metadata": metadata})
     assert re.findall('<img src="[^"]*"[^>]* width="([^"]*)"', report_html(report, Look())) == (
         [shown] if shown else []
     )

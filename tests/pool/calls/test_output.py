@@ -23,7 +23,7 @@ from tests.support.processes import until
 def output_of(*texts: str) -> RankOutput:
     shown = RankOutput()
     for text in texts:
-        shown.add_text(text)
+        shown.add(OutputKind.STDOUT, text)
     return shown
 
 
