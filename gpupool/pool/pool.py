@@ -29,7 +29,7 @@ from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.status import PoolStatus
+from gpupool.pool.status import FOR_USERS, PoolStatus
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
@@ -307,6 +307,9 @@ class Pool(Ranks):
     def __repr__(self) -> str:
         status = self.status()
         return f"Pool({rank_count(self.world_size)}, {self.backend}, {status.state})"
+
+    def __dir__(self) -> list[str]:
+        return list(FOR_USERS)
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 
 from gpupool.core.machine.topology import Rank
 
+# What the Tab key offers behind `pool.`; the other public names are for the folders above.
+FOR_USERS = (
+    *("backend", "client", "connection_file", "generation", "interrupt", "last_error", "log"),
+    *("options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
+    *("sync_from", "training_ranks", "world_size"),
+)
+
 _WARNING_S = 120.0
 
 
