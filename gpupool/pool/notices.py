@@ -13,7 +13,6 @@ from gpupool.core.terminal import cleared
 
 # A sentence to show while a call runs; None: it is over. Called in a background thread.
 OnNotice = Callable[[str | None], None]
-
 Progress = Callable[[str], None]
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
 

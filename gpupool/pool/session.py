@@ -104,10 +104,7 @@ def start_unasked(progress: Progress = unheard) -> tuple[Pool, str]:
     """Start a pool with the default options, and the keys that this notebook reads its data with.
 
     Who lists data with a key in the environment and then trains on them wants ranks that can read
-    them. Another pool gets keys by `%gpupool env` alone.
-
-    Returns:
-        It, and a line that says so: what the ranks of an earlier pool had is gone.
+    them. Another pool gets keys by `%gpupool env` alone. The line says that one was started.
     """
     keys, last_end = environ.used(os.environ), _last_end()
     pool = start(progress=progress, env=keys)
@@ -136,11 +133,7 @@ def stop() -> bool:
 
 
 def describe(pool: Pool) -> str:
-    """Size, devices and backend in a few words.
-
-    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks on NVIDIA H200 (nccl)" or
-    "3 ranks on CPU, NVIDIA H200 (gloo)".
-    """
+    """Size, devices and backend in a few words: "8 ranks on NVIDIA H200 (nccl)"."""
     names = sorted({rank.gpu.name if rank.gpu else "CPU" for rank in pool.ranks})
     why_cpu = pool.status().why_cpu
     devices = ", ".join(names) + (f": {why_cpu}" if why_cpu else "")

@@ -13,7 +13,6 @@ FOR_USERS = (
     *("options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
     *("sync_from", "training_ranks", "world_size"),
 )
-
 _WARNING_S = 120.0
 
 

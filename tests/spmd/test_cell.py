@@ -124,9 +124,7 @@ def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool)
     before = pool2.begin("1", ranks=(0, 1), on_output=lambda *_: None)
     before.result()
     pool2._all_ranks.engines.interrupt(dict.fromkeys((0, 1), before.number + 1))
-    heard = pool2.engines.control(
-        Where(), (0, 1)
-    ).values()  # after the interrupt
+    heard = pool2.engines.control(Where(), (0, 1)).values()  # after the interrupt
     assert not wait(heard, timeout=60).not_done
     pids = pool2.status().pids
     run, _ = begin("import time\ntime.sleep(60)", timeout_s=50)

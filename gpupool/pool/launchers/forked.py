@@ -211,8 +211,7 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
 def free_ports(number: int) -> list[int]:
     """So many ports of loopback in a row that nobody listens at now.
 
-    Who asks the kernel for a free port and binds it later can lose it in between: the kernel gives
-    ports of the same range to every outgoing connection of the machine. So these lie below it.
+    They lie below those that the kernel gives to outgoing connections, and could give in between.
     """
     while True:
         # Not the random numbers that the user has seeded: two notebooks would choose the same.

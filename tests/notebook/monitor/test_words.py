@@ -18,6 +18,7 @@ from gpupool.core.wire.events import (
     ValidationEvent,
 )
 from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor.result_view import validation_text
 from gpupool.training.history import TrainingHistory
 
 START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", ranks=(0, 1), devices=("CPU", "CPU"))
@@ -61,8 +62,8 @@ def test_a_metric_has_one_row_and_shares_are_in_percent() -> None:
     # Where the steps have no accuracy, that of the metric is the only one.
     other = rows(history_of([start, STEP, replace(event, accuracy=None)]))
     assert other["Validation accuracy"] == "75.0 %"
-    values = [("loss", "0.5"), ("accuracy", "75.0 %"), ("f1", "87.5 %"), ("rmse", "0.875")]
-    assert sorted(event.values()) == sorted(values)
+    said = "loss 0.5, accuracy 75.0 %, f1 87.5 %, rmse 0.875"
+    assert validation_text(event) == f"Validation after step 1 (epoch 1): {said}"
 
 
 def test_what_was_not_asked_for_has_no_row() -> None:
