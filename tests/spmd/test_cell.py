@@ -120,14 +120,17 @@ def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: 
     asyncio.run(asyncio.wait_for(cancelled(), 60))
 
 
-def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool) -> None:
-    before = pool2.begin("1", ranks=(0, 1), on_output=lambda *_: None)
-    before.result()
-    pool2._all_ranks.engines.interrupt(dict.fromkeys((0, 1), before.number + 1))
+def test_an_interrupt_that_overtakes_its_call_ends_it(
+    begin: Begin, pool2: Pool, tmp_path: Path
+) -> None:
+    before, _ = begin(until_there(go := tmp_path / "go"))
+    run, _ = begin("import time\ntime.sleep(60)", timeout_s=50)
+    pool2.engines.interrupt(dict.fromkeys((0, 1), run._execution.number))
     heard = pool2.engines.control(Where(), (0, 1)).values()  # after the interrupt
     assert not wait(heard, timeout=60).not_done
     pids = pool2.status().pids
-    run, _ = begin("import time\ntime.sleep(60)", timeout_s=50)
+    go.touch()
+    before.result()
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
         run.result()
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,8 +26,7 @@ ENDING_STARTER = "gpupool:ending"  # the same when that has ended, until its ran
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 _NUM_LOOKS = 3  # the kernel leaves a lock out if one above it goes while the list is read
 
-ENDING = ", which is ending"
-"""Behind the owner of a lock whose notebook has ended: the driver takes the memory back."""
+ENDING = ", which is ending"  # behind the owner of a lock: the driver takes the memory back
 
 
 def lock_folder() -> Path:
@@ -78,7 +78,7 @@ class DeviceLocks:
             os.close(descriptor)
         self._held.clear()
 
-    def _lock(self, device: str) -> str:
+    def _lock(self, device: str, num_tries: int = 10) -> str:
         """Lock one device; returns its owner instead if that is another process."""
         if device in self._held:
             return ""
@@ -92,7 +92,10 @@ class DeviceLocks:
         except OSError:
             owner = _owner(descriptor)
             os.close(descriptor)
-            return owner
+            if owner or not num_tries:
+                return owner or "a process that cannot be seen from here"
+            time.sleep(0.1)  # it may have ended just now
+            return self._lock(device, num_tries - 1)
         self._held[device] = descriptor
         return ""
 
@@ -114,7 +117,7 @@ def _open(path: Path) -> int:
 
 
 def _owner(descriptor: int) -> str:
-    """Who holds the lock of a file, as in "process 4711 of ada": the notebook for its starter."""
+    """Who holds a lock, as in "process 4711 of ada": the notebook for its starter; "": not seen."""
     file = os.fstat(descriptor)
     name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     pids = (int(row[4]) for row in _locks() if row[1:2] == ["FLOCK"] and name in row[5:6])
@@ -123,7 +126,7 @@ def _owner(descriptor: int) -> str:
         pid = holder.ppid() if holder.name() == STARTER else holder.pid
         is_ending = holder.name() == ENDING_STARTER
         return f"process {pid} of {holder.username()}{ENDING if is_ending else ''}"
-    return "a process that cannot be seen from here"
+    return ""
 
 
 def _locks() -> Iterator[list[str]]:
