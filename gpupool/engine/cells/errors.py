@@ -208,15 +208,13 @@ def shown(error: BaseException, with_source: bool = True) -> str:
     """The error and those behind it, the first cause first, with the user's frames alone."""
     _trim(error)
     is_odd = any(isinstance(one, (BaseExceptionGroup, SyntaxError)) for one in _chain(error))
-    try:
+    with contextlib.suppress(Exception):  # these ask the exception and its frames for things
         if hasattr(error, "_render_traceback_") and not _where(error):  # ours, in our own code
             return _cut("\n".join(error._render_traceback_()))
         if with_source and not is_odd:
             formatter = this_shell().InteractiveTB
             parts = formatter.structured_traceback(type(error), error, error.__traceback__, 0)
             return _cut(formatter.stb2text(parts))
-    except Exception:  # noqa: S110 - these ask the exception and its frames for things
-        pass
     # as Python does, in a thirtieth of the time, and groups too
     text = "".join(traceback.format_exception(error, chain=with_source))
     return _cut(re.sub(r'File "(.+?)"', lambda found: cell_of(found[1]) or found[0], text))
