@@ -190,7 +190,7 @@ def test_stop_leaves_no_process_and_no_folder_and_may_be_repeated(pool2: Pool) -
     assert not folder.exists()
     pool2.stop()
     assert pool2.status().state == "stopped"
-    with raises(PoolError):
+    with raises(PoolError, "`%gpupool start`"):
         pool2.run("1")
     with raises(NoPoolError, "`%gpupool start` (gpupool.start())"):
         gpupool.current_pool()

@@ -135,9 +135,9 @@ def test_a_network_that_replaces_its_own_head_is_asked_to() -> None:
 
 
 def test_a_network_without_a_layer_to_replace_is_refused() -> None:
-    with raises(TrainingError):
+    with raises(TrainingError, "Sequential ", "nn.Linear(..., 7)"):
         replace_head(nn.Sequential(nn.ReLU()), 7)
-    with raises(TrainingError):
+    with raises(TrainingError, "model is a type", "torch.nn.Module"):
         replace_head(nn.Linear, 7)  # type: ignore[arg-type]
     with raises(TrainingError, "num_classes"):
         replace_head(nn.Linear(2, 2), 0)

@@ -47,7 +47,7 @@ def test_no_pool_starts_for_a_call_that_is_wrong() -> None:
     ):
         with pytest.raises((OptionsError, TrainingError)):
             gpupool.train(network(), samples(8), *arguments, **keywords)  # type: ignore[call-overload]
-    with raises(PoolError):
+    with raises(PoolError, "`%gpupool start`"):
         gpupool.current_pool()
 
 

@@ -117,7 +117,7 @@ def test_the_memory_of_a_pool_goes_with_it() -> None:
 
 
 def test_more_than_there_is_memory_for_is_refused() -> None:
-    with raises(PoolError):
+    with raises(PoolError, " GiB ", "mmap_mode"):
         buffers._check_memory(1 << 60)
 
 

@@ -261,7 +261,7 @@ def test_names_are_found_however_they_are_written() -> None:
 
 def test_a_name_that_nobody_knows_is_answered_with_where_all_are() -> None:
     assert len(refusal("xyzzy", xyzzy=1)) < 150
-    with raises(OptionsError):
+    with raises(OptionsError, "optimizer='sgdm', lr=0.01"):
         TrainingOptions("sgdm")  # type: ignore[misc]
 
 

@@ -196,7 +196,7 @@ def test_members_of_tars_are_cached_one_by_one(s3: SeaweedServer, tmp_path: Path
 def test_a_store_without_versions_cannot_be_cached(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"")
-    with raises(OptionsError):
+    with raises(OptionsError, "(ETags)"):
         ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))
 
 

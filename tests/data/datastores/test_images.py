@@ -166,7 +166,7 @@ def test_impossible_splits_say_what_to_give(ds: ImageDatastore, sizes: tuple[flo
 def test_splits_that_the_images_do_not_allow(ds: ImageDatastore) -> None:
     with raises(OptionsError, "c", "'c'"):
         ds.split_each_label(1, 2)
-    with raises(OptionsError):
+    with raises(OptionsError, "split_each_label(0.9)", " 1 "):
         ds.subset([0]).split_each_label(0.9)
 
 

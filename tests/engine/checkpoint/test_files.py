@@ -158,7 +158,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_training(
 def test_wrong_credentials_are_told_without_any_secret(s3: SeaweedServer) -> None:
     url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
     os.environ.update(s3.env | {"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-mine"})
-    with raises(TrainingError) as caught:
+    with raises(TrainingError, "SignatureDoesNotMatch") as caught:
         Checkpoints(url).check()
     assert "wrong-secret" not in str(caught.value)
     assert caught.value.__cause__ is None

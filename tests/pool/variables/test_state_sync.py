@@ -110,7 +110,7 @@ shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
 
 
 def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
-    with raises(OptionsError):
+    with raises(OptionsError, "sync_from: 0 ", " 0 to 2"):
         pool3.sync_from(0, "x", ranks=[0, 1])
     with raises(PoolError, "device"):
         pool3.sync_from(0, "device")
