@@ -64,13 +64,25 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank's place: `device` is "cuda:0" inside an engine that has a GPU, else "cpu"."""
+    """One rank's place: `device` is "cuda:0" inside an engine that has a GPU, else "cpu".
+
+    Ranks are numbered host by host: `local_rank` of the `local_world_size` ranks of host number
+    `node_rank`. On one host, the notebook's own, `host` (its name), `address` (where the other
+    hosts reach it) and `interface` (which has that address) are empty.
+    """
 
     rank: int
     world_size: int
     device: str
     gpu: Gpu | None
     num_threads: int
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    num_nodes: int = 1
+    host: str = ""
+    address: str = ""
+    interface: str = ""
 
 
 @dataclass(frozen=True, slots=True)

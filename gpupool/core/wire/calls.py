@@ -62,17 +62,27 @@ class WarmUp(Call[None]):
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """How the pool forms its group; ranks meet at the file `store_path`."""
+    """How the pool forms its group; ranks meet at `store`.
 
-    store_path: str
+    It is the path of a file, or of several hosts "tcp://ADDRESS:PORT", where anybody on the network
+    can read and write: what the ranks say of themselves there is signed with `key`.
+    """
+
+    store: str
     backend: str
     training_ranks: Sequence[int]
     training_backend: str
+    key: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
-class JoinGroup(Call[None]):
-    """Get ready to form the process group of all ranks."""
+class JoinGroup(Call[str]):
+    """Get ready to form the process group of all ranks.
+
+    A rank that `opens_store` gives the URL of one, which only listens at the rank's own address.
+    """
+
+    opens_store: bool = False
 
 
 @dataclass(frozen=True)

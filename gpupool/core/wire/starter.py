@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 STARTER, CONTROLLER = "starter", "controller"
@@ -31,11 +31,47 @@ def rank_of(process: str) -> int | None:
 class Open:
     """A pool begins; its private folder, inside the starter's, is there.
 
-    `env` is the environment of all its processes. It never holds a secret.
+    `env` is the environment of all its processes. It never holds a secret. Without a folder, on
+    another host than the notebook's, the starter makes one, and `env` adds to its own environment;
+    `files` (name -> text) are put there. Answered by `Opened`.
     """
 
     folder: str
     env: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Listen, for a moment, at each address that other hosts may reach; answered by `Listening`.
+
+    `network` (as "10.1.0.0/16") leaves out those that are not in it.
+    """
+
+    network: str = ""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Try to connect to these addresses of other hosts; answered by `Reached`.
+
+    `targets`: name of a host -> [address, port] of what it listens at.
+    """
+
+    targets: Mapping[str, Sequence[tuple[str, int]]]
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Both ends are there; answered by `Ping`. Who hears nothing for long takes the other for
+    lost."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """Send the end of a process's log; answered by `LogTail`."""
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -72,6 +108,51 @@ class Stop:
 
 
 # ---- from the starter to the client ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a starter on another host is: said first, and once.
+
+    `versions` are those of Python, gpupool and torch ("": it is not there). `gpus` are the GPUs
+    as `Discovery` has them (`dataclasses.asdict`), `num_cores` those that the job may use, `note`
+    says what may go wrong there.
+    """
+
+    host: str
+    versions: Mapping[str, str]
+    gpus: Mapping[str, Any]
+    num_cores: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The pool's private folder on that host is there."""
+
+    folder: str
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a host listens: [interface, address, port]."""
+
+    at: Sequence[tuple[str, str, int]]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What could not be reached: name of a host -> address -> why; the others could."""
+
+    failed: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class LogTail:
+    """The end of a log."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +199,10 @@ class Stopped:
     """Nothing of the pool is left."""
 
 
-Line = Open | Lock | Spawn | Kill | Stop | Ready | Locked | Spawned | Killed | Exited | Stopped
+Line = (
+    Open | Lock | Spawn | Kill | Stop | Listen | Reach | Ping | Log
+    | Hello | Ready | Opened | Listening | Reached | Locked | Spawned | Killed | Exited | LogTail | Stopped
+)  # fmt: skip
 _KINDS: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 
 

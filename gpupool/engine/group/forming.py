@@ -81,7 +81,7 @@ def connect(plan: GroupPlan, here: Rank) -> None:
     if dist.is_initialized():
         abort_collectives()  # what still waits in it gets an error
     devices.of(here.device).make_current()
-    _form(plan, here, plan.store_path, {})
+    _form(plan, here, plan.store, {})
     with gloo_connections() as connections:
         if not connections and here.world_size > 1:
             logging.getLogger("gpupool").warning(
@@ -113,7 +113,7 @@ def form_as_asked(asked: Mapping[str, Any], here: Rank) -> None:
             _set_timeout(asked["timeout"])
         return
     _num_asked += 1
-    _form(_plan, here, f"{_plan.store_path}.{_num_asked}", asked)
+    _form(_plan, here, f"{_plan.store}.{_num_asked}", asked)
 
 
 def _form(plan: GroupPlan, here: Rank, path: str, asked: Mapping[str, Any]) -> None:
