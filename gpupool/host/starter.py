@@ -6,10 +6,13 @@ soon as that is imported, and anything when all that is needed is, which it says
 imported while nobody asks for anything. The client writes commands to its stdin and reads events
 from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
 
+On another host than the notebook's the site's own starter starts it, over ssh say. CLIENT_PID is 0
+then, and FOLDER, which it makes itself, says where to listen: "NETWORK PORTS", both may be empty.
+
 It serves one pool at a time, from `Open` to `Stop`, and ends when none has been open for WARM_S
-seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all that was
-started is killed and FOLDER, which holds keys, removed. Should the starter itself be killed, the
-kernel ends its children (PR_SET_PDEATHSIG).
+seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, or has not
+pinged for 30 seconds over there, all that was started is killed and FOLDER, which holds keys,
+removed. Should the starter itself be killed, the kernel ends its children (PR_SET_PDEATHSIG).
 
 One thread, and nothing here may open a zmq context or touch CUDA: none of that survives a fork.
 """
@@ -26,14 +29,20 @@ import resource
 import select
 import shutil
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from gpupool.core.machine import network
+from gpupool.core.machine.gpus import discover
+from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
 from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
 from gpupool.core.machine.processes import die_with, set_process_name
 from gpupool.core.wire import starter as lines
@@ -41,6 +50,8 @@ from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
 
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
 _QUIET_S = 1.0  # after the last command, before what nobody waits for is done
+_SILENCE_S = 30.0  # of a client on another host, which pings: it is gone, or the network is
+_LOG_BYTES = 1 << 18
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,6 +66,7 @@ class Starter:
     ) -> None:
         self._folder = folder
         self._warm_s = warm_s
+        self._is_remote = not client_pid
         self._client_pid = client_pid
         # A mark for systemd-tmpfiles, which removes what is old and not locked.
         with contextlib.suppress(OSError):  # not every file system has locks
@@ -70,6 +82,8 @@ class Starter:
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
         self._serving = True
+        self._listeners: list[socket.socket] = []
+        self._heard_at = time.monotonic()
         self._leave_at = time.monotonic() + warm_s
 
     # ---- the loop ------------------------------------------------------------------------
@@ -80,8 +94,10 @@ class Starter:
         Returns:
             None at the end; in every forked child what it is to become.
         """
-        client = os.pidfd_open(self._client_pid)  # readable when it has ended
-        self._poll.register(client, select.POLLIN)
+        client = -1
+        if not self._is_remote:
+            client = os.pidfd_open(self._client_pid)  # readable when it has ended
+            self._poll.register(client, select.POLLIN)
         self._poll.register(self._commands, select.POLLIN)
         while self._serving:
             for asked in self._asked[:]:
@@ -93,6 +109,7 @@ class Starter:
                 if descriptor == self._commands:
                     data = os.read(descriptor, 1 << 16)
                     self._serving &= data != b""
+                    self._heard_at = time.monotonic()
                     *whole, self._half = (self._half + data).split(b"\n")
                     for line in whole:
                         self._do(lines.decode(line))
@@ -102,9 +119,31 @@ class Starter:
                     self._poll.unregister(descriptor)
                     os.close(descriptor)
             self._reap()
-            if not heard:
+            if self._is_remote and time.monotonic() > self._heard_at + _SILENCE_S:
+                self._serving = False
+            elif not heard:
                 self._use_the_quiet()
         return None
+
+    def introduce(self, where: str) -> None:
+        """Say what this host is, and listen where others may reach it."""
+        signal.signal(signal.SIGTERM, self._leave)  # of a scheduler whose job ends
+        signal.signal(signal.SIGHUP, self._leave)
+        os.write(self._line, b"\n")  # behind what a login shell may have said
+        versions = {"python": ".".join(map(str, sys.version_info[:2]))}
+        for package in ("gpupool", "torch"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        reachable, _, ports = where.partition(" ")
+        self._listeners, listens_at = network.listen(reachable, ports)
+        found, cores = asdict(discover()), num_usable_cores()
+        hello = lines.Hello(
+            socket.gethostname(), versions, found, cores, little_shared_memory(), listens_at
+        )
+        self._tell(hello)
+
+    def _leave(self, *_: object) -> None:
+        self._serving = False
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -134,11 +173,22 @@ class Starter:
     def _do(self, command: lines.Line | None) -> None:
         match command:
             case lines.Open():
-                self._pool = command
+                self._pool = self._open(command)
+            case lines.Ping():
+                self._tell(command)
+            case lines.Reach(targets):
+                self._tell(lines.Reached(network.reach(targets)))
+            case lines.Log(path):
+                text = None
+                with contextlib.suppress(OSError), open(path, "rb") as log:
+                    log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
+                    text = log.read(_LOG_BYTES).decode(errors="replace")
+                self._tell(lines.LogTail(text))
             case lines.Lock(devices, number, force):
                 self._tell(lines.Locked(*self._locks.take(devices, number, force)))
             case lines.Spawn() if self._pool is not None:
-                self._asked.append(replace(command, env={**self._pool.env, **command.env}))
+                env = {**command.defaults, **self._pool.env, **command.env}
+                self._asked.append(replace(command, env=env))
             case lines.Kill(names):
                 self._asked = [asked for asked in self._asked if asked.name not in names]
                 for pid, (asked, _) in self._children.items():
@@ -147,6 +197,23 @@ class Starter:
                 self._tell(lines.Killed())
             case lines.Stop():
                 self._stop()
+
+    def _open(self, command: lines.Open) -> lines.Open:
+        """The pool with its folder, and all that the environment of its processes has."""
+        folder, env = command.folder, command.env
+        if self._is_remote:
+            for listener in self._listeners:
+                listener.close()
+            folder = tempfile.mkdtemp(prefix="pool", dir=self._folder)
+            env, why = {**os.environ, **env}, ""
+            try:
+                text = command.connection or Path(command.connection_path).read_text()
+                Path(folder, lines.CONNECTION_FILE).write_text(text)
+            except OSError as error:
+                why = str(error)
+            self._tell(lines.Opened(folder, why))
+        places = {"GPUPOOL_FOLDER": str(self._folder), "GPUPOOL_POOL_FOLDER": folder}
+        return replace(command, folder=folder, env={**env, **places}, connection="")
 
     def _stop(self) -> None:
         self._asked.clear()
@@ -235,7 +302,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
     os.chdir("/")  # the notebook's folder may be deleted any time
     gc.disable()  # a collection takes its time, and keeps nearly all of what is imported
-    folder, client_pid, warm_s, needed, late = sys.argv[1:]
+    place, client_pid, warm_s, needed, late = sys.argv[1:]
+    is_remote = client_pid == "0"
+    folder = tempfile.mkdtemp(prefix="gpupool-pool-") if is_remote else place
     # OpenBLAS would start its threads when imported, and no thread survives a fork. torch makes a
     # folder for compiled code when it is imported; that of the ranks is chosen in `engine/boot.py`.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -244,6 +313,8 @@ def main() -> None:
     starter_pid, asked = os.getpid(), None
     try:
         with contextlib.suppress(BrokenPipeError, ProcessLookupError):  # the client has died
+            if is_remote:
+                starter.introduce(place)
             asked = starter.serve()
     finally:
         if asked is None:
@@ -269,6 +340,8 @@ def become(asked: lines.Spawn, starter_pid: int) -> None:
     os.environ.update(asked.env)
     sys.argv = [f"gpupool {asked.name}", *asked.argv]
     gc.enable()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     module, _, function = asked.target.partition(":")
     getattr(importlib.import_module(module), function)()

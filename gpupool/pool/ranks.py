@@ -18,7 +18,7 @@ from gpupool.core.wire.calls import Prepare, WarmUp
 from gpupool.core.wire.masking import redact
 from gpupool.pool.engines.engines import NEW_POOL, Engines, Loss, with_log
 from gpupool.pool.environment.environment import Environment, notebook_place
-from gpupool.pool.launchers.placement import Placement, place_ranks
+from gpupool.pool.launchers.placement import Placement
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
@@ -83,10 +83,8 @@ class Ranks:
         Raises:
             OptionsError, PlacementError, PoolError: something may run then, until `stop`.
         """
-        engines, force = self.engines, self.options.force
-        self.placement = place_ranks(
-            self.options, lambda uuids, number: engines.launch.lock_gpus(uuids, number, force)
-        )
+        engines = self.engines
+        self.placement = engines.place(self.options, progress)
         for note in self.placement.notes:
             NoticeLines()(note)
         engines.start(self.placement.ranks, progress)

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import nbformat
 from jupyter_client import BlockingKernelClient
 
-from gpupool.pool.launchers.forked import free_ports
+from gpupool.pool.launchers.processes import free_ports
 from tests.servers.s3 import TIED_TO_PARENT
 from tests.support.shells import CLEAN, REMEMBER
 

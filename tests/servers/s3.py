@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpupool.pool.launchers.forked import free_ports
+from gpupool.pool.launchers.processes import free_ports
 
 # A server must not outlive us, not even after a kill -9: run by `python -S -c` with our process id
 # and the server's command line. PR_SET_PDEATHSIG (1) survives the exec, and setting it here instead

@@ -12,17 +12,19 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
-def command_for(module: str) -> list[str]:
+def command_for(module: str, python: str = sys.executable) -> list[str]:
     """How to start `main` of a module of this package, wherever that was imported from.
 
-    Files of the present folder hide none of the library's, as they would with `python -m`.
+    Files of the present folder hide none of the library's, as they would with `python -m`. Another
+    `python`, that of another host say, takes its own gpupool if it has one.
     """
     found = Path(__file__).parents[3]
+    first = "0" if python == sys.executable else "len(sys.path)"
     code = (
-        f"import sys; found = {str(found)!r}; found in sys.path or sys.path.insert(0, found); "
-        f"from {module} import main; main()"
+        f"import sys; found = {str(found)!r}; found in sys.path or sys.path.insert({first}, found);"
+        f" from {module} import main; main()"
     )
-    return [sys.executable, "-P", "-c", code]
+    return [python, "-P", "-c", code]
 
 
 def state_of(pid: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 STARTER, CONTROLLER = "starter", "controller"
+CONNECTION_FILE = "ipcontroller-engine.json"  # in the pool's folder of another host
 _RANK = "rank "  # with its number behind it
 
 
@@ -32,30 +33,22 @@ class Open:
     """A pool begins; its private folder, inside the starter's, is there.
 
     `env` is the environment of all its processes. It never holds a secret. Without a folder, on
-    another host than the notebook's, the starter makes one, and `env` adds to its own environment;
-    `files` (name -> text) are put there. Answered by `Opened`.
+    another host than the notebook's, the starter makes one, with the connection file in it: its
+    text is `connection`, or, where others could read what crosses, in the file `connection_path` of
+    a home that both hosts see. `env` adds to the starter's own environment then.
     """
 
     folder: str
     env: Mapping[str, str]
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Listen:
-    """Listen, for a moment, at each address that other hosts may reach; answered by `Listening`.
-
-    `network` (as "10.1.0.0/16") leaves out those that are not in it.
-    """
-
-    network: str = ""
+    connection: str = ""
+    connection_path: str = ""
 
 
 @dataclass(frozen=True)
 class Reach:
     """Try to connect to these addresses of other hosts; answered by `Reached`.
 
-    `targets`: name of a host -> [address, port] of what it listens at.
+    `targets`: name of a host -> [address, port] of each place where it listens.
     """
 
     targets: Mapping[str, Sequence[tuple[str, int]]]
@@ -69,9 +62,9 @@ class Ping:
 
 @dataclass(frozen=True)
 class Log:
-    """Send the end of a process's log; answered by `LogTail`."""
+    """Send the end of the log at this path; answered by `LogTail`."""
 
-    name: str
+    path: str
 
 
 @dataclass(frozen=True)
@@ -85,13 +78,14 @@ class Lock:
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a process, with `env` beside that of the pool."""
+    """Start a process, with `env` beside that of the pool, and `defaults` for what that lacks."""
 
     name: str
     target: str
     argv: Sequence[str]
     env: Mapping[str, str]
     log: str
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,7 @@ class Hello:
 
     `versions` are those of Python, gpupool and torch ("": it is not there). `gpus` are the GPUs
     as `Discovery` has them (`dataclasses.asdict`), `num_cores` those that the job may use, `note`
-    says what may go wrong there.
+    says what may go wrong there. It listens, until a pool is opened, at [interface, address, port].
     """
 
     host: str
@@ -124,20 +118,15 @@ class Hello:
     gpus: Mapping[str, Any]
     num_cores: int
     note: str
+    listens_at: Sequence[tuple[str, str, int]]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The pool's private folder on that host is there."""
+    """The pool's private folder on that host is there; or "", and `why` it is not."""
 
     folder: str
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where a host listens: [interface, address, port]."""
-
-    at: Sequence[tuple[str, str, int]]
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,10 +138,9 @@ class Reached:
 
 @dataclass(frozen=True)
 class LogTail:
-    """The end of a log."""
+    """The end of a log; None: it is gone."""
 
-    name: str
-    text: str
+    text: str | None
 
 
 @dataclass(frozen=True)
@@ -200,8 +188,8 @@ class Stopped:
 
 
 Line = (
-    Open | Lock | Spawn | Kill | Stop | Listen | Reach | Ping | Log
-    | Hello | Ready | Opened | Listening | Reached | Locked | Spawned | Killed | Exited | LogTail | Stopped
+    Open | Lock | Spawn | Kill | Stop | Reach | Ping | Log
+    | Hello | Ready | Opened | Reached | Locked | Spawned | Killed | Exited | LogTail | Stopped
 )  # fmt: skip
 _KINDS: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 

@@ -2,7 +2,7 @@
 
 Such a script forms the process group, which the pool has done already, and may leave it at its
 end; it parses `sys.argv`; it may start its ranks itself. torchrun's variables are set where the
-engine is started (`engine_environment` in pool/launchers/forked.py).
+engine is started (`engine_environment` in pool/launchers/processes.py).
 """
 
 from __future__ import annotations

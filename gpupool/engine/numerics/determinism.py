@@ -4,7 +4,7 @@ A CPU computes the same each time. On a GPU some kernels add with atomic operati
 which threads come, and cuDNN and cuBLAS may choose another kernel each time.
 
 cuBLAS reads CUBLAS_WORKSPACE_CONFIG once in a process. So each engine with a GPU has it from the
-start (`engine_environment` in pool/launchers/forked.py), which costs some MiB and no time.
+start (`engine_environment` in pool/launchers/processes.py), which costs some MiB and no time.
 """
 
 from __future__ import annotations

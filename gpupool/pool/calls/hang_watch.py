@@ -86,7 +86,8 @@ class HangWatch:
             if rank not in self._all or self._all[rank].pid != pid:  # it has been replaced
                 self._all[rank] = _Watched(pid=pid, runs_it=rank in self._ranks)
         for rank, one in self._all.items():
-            if rank not in pids or state_of(one.pid) != "T":
+            is_elsewhere = self._all_ranks.placement.ranks[rank].host
+            if rank not in pids or is_elsewhere or state_of(one.pid) != "T":
                 one.ran_at = now
         free = [rank for rank, one in self._all.items() if one.answer is None]
         for rank, answer in self._all_ranks.engines.control(Where(glance=True), free).items():

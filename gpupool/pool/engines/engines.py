@@ -15,23 +15,27 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
+from gpupool.core.options.clusters import cluster_of
+from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Call
 from gpupool.core.wire.events import from_dict
 from gpupool.core.wire.masking import Secrets, redact, redact_all
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
-from gpupool.core.wire.starter import process_of, rank_of
+from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of, rank_of
 from gpupool.pool.engines.client import EngineClient, load_ipyparallel
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.launchers.base import Launcher
 from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.launchers.hosts import Hosts
+from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import Progress
 
 _CONNECT_S = 5.0
@@ -117,6 +121,19 @@ class Engines:
         """What starts the processes. Made when it is first needed: wrong input starts nothing."""
         return Forked(self._on_exit)
 
+    def place(self, options: PoolOptions, progress: Progress) -> Placement:
+        """Choose a place for each rank that the options ask for, and lock its GPU.
+
+        Raises:
+            OptionsError, PlacementError, PoolStartError: see `placement.place_ranks` and `Hosts`.
+        """
+        if cluster := cluster_of(options):
+            self.launch = hosts = Hosts(cluster, options, self._on_exit)
+            return hosts.place(progress)
+        return place_ranks(
+            options, lambda uuids, n: cast(Forked, self.launch).lock_gpus(uuids, n, options.force)
+        )
+
     def start(self, ranks: Sequence[Rank], progress: Progress) -> None:
         """Start one engine per rank and connect to them.
 
@@ -124,12 +141,11 @@ class Engines:
             PoolStartError: one ended, or they were not all there in time.
         """
         self._engines = {place.rank: _Engine(place) for place in ranks}
-        late = time.monotonic() + self._timeout_s
         self.launch.start_controller()
         progress(f"starting {rank_count(len(ranks))}")
         if not self.launch.preloaded.wait(0.05):
             progress("importing torch, at the first start only")
-        self._bring_up(ranks, late)
+        self._bring_up(ranks)
         self._is_up = True
 
     def restart(self, ranks: Sequence[int]) -> None:
@@ -143,22 +159,23 @@ class Engines:
         client = self._client
         self.launch.require_folder()
         self.last_used = time.monotonic()
-        late = self.last_used + self._timeout_s
         chosen = [self._engines[rank] for rank in ranks]
         places = [engine.place for engine in chosen]
         self._set(chosen, State.LEAVING)
         pids = self.launch.pids
-        had = {p.gpu.uuid: pids.get(process_of(p.rank), 0) for p in places if p.gpu}
+        here = [place for place in places if place.gpu and not place.host]
+        had = {p.gpu.uuid: pids.get(process_of(p.rank), 0) for p in here if p.gpu}
         self.launch.kill_engines(ranks)
         self._give_up(chosen, EngineDiedError("the rank was restarted"))
         for rank in ranks:
             client.unregister(rank)
         answer = "the controller's answer"
+        late = time.monotonic() + self._timeout_s
         self._wait(lambda: answer if {*ranks}.intersection(client.ranks) else "", late)
         # one that is lost since then is so with the controller
         self._set((one for one in chosen if one.state is State.LEAVING), State.THERE)
         wait_until_released(had)
-        self._bring_up(places, late)
+        self._bring_up(places)
 
     # ---- what is known of them -----------------------------------------------------------
 
@@ -201,9 +218,8 @@ class Engines:
 
     def log(self, rank: int) -> str:
         """The log of a rank's engine so far."""
-        try:
-            text = self.launch.log_path(process_of(rank)).read_text(errors="replace")
-        except FileNotFoundError:
+        text = self.launch.log(process_of(rank))
+        if text is None:
             return "the log was removed, with the pool's private folder or from it.\n"
         return redact(text, self.secrets)
 
@@ -296,7 +312,7 @@ class Engines:
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""
         self.launch.require_folder()
-        return self.launch.folder / f"{next(self._numbers)}-{name}"
+        return Path(self.launch.folder, f"{next(self._numbers)}-{name}")
 
     def stop(self) -> bool:
         """End every process and remove the folder; returns whether that was still to be done."""
@@ -323,9 +339,10 @@ class Engines:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _bring_up(self, places: Iterable[Rank], late: float) -> None:
+    def _bring_up(self, places: Iterable[Rank]) -> None:
         """Start engines at these places; returns when all have registered."""
-        self.launch.start_engines(places)
+        self.launch.start_engines(places)  # which brings back a host that was lost
+        late = time.monotonic() + self._timeout_s
         load_ipyparallel()  # here, because the processes need as long as this takes
         self._wait(self._missing, late)
 
@@ -392,7 +409,8 @@ class Engines:
                 return
             if rank is None:
                 lost = list(self._engines.values())
-                loss = self.broken = Loss(f"the {name} of the pool", how, _OF_ALL, log_tail)
+                who = f"the {name} of the pool" if name in (STARTER, CONTROLLER) else name
+                loss = self.broken = Loss(who, how, _OF_ALL, log_tail)
             else:
                 lost = [one := self._engines[rank]]
                 has_calls = any(number is not None for number in one.calls.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ OnExit = Callable[[str, str, str], None]
 class Launcher(Protocol):
     """The running processes of one pool. Made with an `OnExit`, and one is called for each end."""
 
-    folder: Path  # private, and gone with the pool; every rank of the host can read it
+    folder: str  # private, and gone with the pool; every rank of this host can read it
     client_file: Path  # what a client needs to connect to the controller
     pids: Mapping[str, int]  # by the names of `core/wire/starter.py`
     preloaded: threading.Event  # engines can be started without waiting for torch
@@ -31,11 +31,8 @@ class Launcher(Protocol):
     def require_folder(self) -> None:
         """Raise PoolError if the folder was removed."""
 
-    def log_path(self, name: str) -> Path:
-        """The log of a process."""
-
-    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
-        """Lock `number` of these GPUs for the pool, and say which; PlacementError names owners."""
+    def log(self, name: str) -> str | None:
+        """The end of a process's log; None: it is gone."""
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller; returns at once."""

@@ -1,4 +1,4 @@
-"""Which rank of a new pool gets what. Runs on the client.
+"""Which rank of a new pool gets what, and where. Runs on the client.
 
 The arithmetic is in `gpupool/core/machine/topology.py`; here it is asked in the right
 order: look, choose, lock, place.
@@ -6,13 +6,15 @@ order: look, choose, lock, place.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpupool.core.errors import OptionsError, PlacementError
 from gpupool.core.machine.gpus import discover, other_users
 from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
-from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place
+from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, divide, joined, place
 from gpupool.core.options.pool_options import PoolOptions
 
 
@@ -33,6 +35,24 @@ class Placement:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Site:
+    """A host where ranks can be placed: what it has, and how its GPUs are locked.
+
+    `name`, `address` and `interface` are those of `Rank`; `num_ranks` is how many it is to have, if
+    that is decided; `note` says what may go wrong there.
+    """
+
+    lock: Callable[[Sequence[str], int], list[str]]
+    found: Discovery
+    num_cores: int
+    name: str = ""
+    address: str = ""
+    interface: str = ""
+    num_ranks: int | None = None
+    note: str = ""
+
+
 def place_ranks(
     options: PoolOptions,
     lock: Callable[[Sequence[str], int], list[str]],
@@ -40,7 +60,7 @@ def place_ranks(
     found: Discovery | None = None,
     num_cores: int | None = None,
 ) -> Placement:
-    """Place the ranks that `options` ask for and lock their GPUs.
+    """Place the ranks that `options` ask for on this host and lock their GPUs.
 
     Without `gpus=` every usable GPU is a candidate, so that `n` ranks find `n` free ones. The GPUs
     of `gpus=` are needed as they are; a smaller `n` takes the first of them. One on which another
@@ -57,30 +77,74 @@ def place_ranks(
             locked.
         OptionsError: `backend="nccl"` and not every rank gets a GPU that NCCL takes.
     """
-    why_cpu = ""
-    gpus: list[Gpu] = []
-    if options.device != "cpu":
-        found = discover() if found is None else found
-        gpus = choose(found, options.gpus or None)
-        why_cpu = found.why_none
-    if not gpus and options.device == "gpu":
+    if found is None and options.device != "cpu":
+        found = discover()
+    cores = num_usable_cores() if num_cores is None else num_cores
+    site = Site(lock, found or Discovery((), ""), cores, note=little_shared_memory())
+    return place_on(options, [site])
+
+
+def place_on(options: PoolOptions, sites: Sequence[Site]) -> Placement:
+    """The same on several hosts; `n` is divided among those whose number is not decided."""
+    founds = [Discovery((), "") if options.device == "cpu" else site.found for site in sites]
+    usable = [choose(found, options.gpus or None) for found in founds]
+    why_none = [_at(site, found.why_none) for site, found in zip(sites, founds, strict=True)]
+    why_cpu = "" if any(usable) else "; ".join(filter(None, why_none))
+    if not any(usable) and options.device == "gpu":
         raise PlacementError(f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.")
-    size = options.n or len(gpus)
-    num_cards = len({gpu.card for gpu in gpus})  # NCCL joins no instances of one GPU
-    if options.backend == "nccl" and (not gpus or size > num_cards):
-        have = f"{num_cards} can be used" if gpus else why_cpu
+    sizes = _sizes(options, sites, usable)
+    # NCCL joins no instances of one GPU
+    num_cards = [len({gpu.card for gpu in gpus}) for gpus in usable]
+    if options.backend == "nccl" and any(map(operator.gt, sizes, num_cards)):
+        have = f"{sum(num_cards)} can be used" if any(usable) else why_cpu
         raise OptionsError(
             f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'."
         )
-    if gpus:
-        candidates = gpus[:size] if options.gpus else gpus
-        number = min(size, len(gpus))
+    placed = []
+    for site, gpus, size in zip(sites, usable, sizes, strict=True):
+        chosen = _locked(options, site, gpus, size)
+        place_there = partial(
+            replace, host=site.name, address=site.address, interface=site.interface
+        )
+        placed.append([*map(place_there, place(chosen, size, site.num_cores))])
+    notes = [
+        f"{site.name} has no GPU that can be used ({found.why_none}): its ranks do not train."
+        for site, found, gpus in zip(sites, founds, usable, strict=True)
+        if any(usable) and not gpus
+    ]
+    on_gpus = map(min, sizes, map(len, usable))
+    notes += [_at(site, site.note) for site, n in zip(sites, on_gpus, strict=True) if n > 1]
+    return _with_backends(options.backend, joined(placed), why_cpu, notes)
+
+
+def _sizes(
+    options: PoolOptions, sites: Sequence[Site], usable: Sequence[Sequence[Gpu]]
+) -> list[int]:
+    """How many ranks each host gets."""
+    if options.n and any(site.num_ranks is None for site in sites):
+        if options.n < len(sites):
+            raise OptionsError.of("n", options.n, f"there are {len(sites)} hosts; name fewer.")
+        return divide(options.n, len(sites))
+    return [site.num_ranks or len(gpus) or 2 for site, gpus in zip(sites, usable, strict=True)]
+
+
+def _locked(options: PoolOptions, site: Site, gpus: list[Gpu], size: int) -> list[Gpu]:
+    """The GPUs of a host that are locked for so many ranks."""
+    if not gpus:
+        return []
+    candidates = gpus[:size] if options.gpus else gpus
+    number = min(size, len(gpus))
+    try:
         if not options.force:
             candidates = _free(candidates, number)
-        chosen = lock([gpu.uuid for gpu in candidates], number)
-        gpus = [gpu for gpu in gpus if gpu.uuid in chosen]
-    cores = num_usable_cores() if num_cores is None else num_cores
-    return _with_backends(options.backend, place(gpus, options.n, cores), why_cpu)
+        chosen = site.lock([gpu.uuid for gpu in candidates], number)
+    except PlacementError as error:
+        raise PlacementError(_at(site, str(error))) from None
+    return [gpu for gpu in gpus if gpu.uuid in chosen]
+
+
+def _at(site: Site, text: str) -> str:
+    return f"{site.name}: {text}" if site.name and text else text
 
 
 def too_few(why: str, free: int, num_gpus: int, number: int) -> PlacementError:
@@ -103,11 +167,12 @@ def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
     return sorted(free, key=lambda gpu: bool(gpu.processes))
 
 
-def _with_backends(wanted: str, ranks: tuple[Rank, ...], why_cpu: str) -> Placement:
+def _with_backends(
+    wanted: str, ranks: tuple[Rank, ...], why_cpu: str, notes: list[str]
+) -> Placement:
     """NCCL among ranks that have a GPU each, gloo as soon as one without is in the group."""
     gpus = [rank.gpu for rank in ranks if rank.gpu]
     training = tuple(rank.rank for rank in ranks if rank.gpu or not gpus)
-    notes = [little_shared_memory()] if len(gpus) > 1 else []
     among_training = wanted if wanted != "auto" else "nccl" if gpus else "gloo"
     if among_training == "nccl" and len({gpu.card for gpu in gpus}) < len(gpus):
         among_training = "gloo"

@@ -12,15 +12,14 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpupool.core.machine.processes import command_for
 from gpupool.core.wire import environ
-from gpupool.core.wire import starter as lines
+from gpupool.pool.launchers.line import Line
 
 # What is imported before an engine can be forked: see host/starter.py. Reading these opens no zmq
 # context. The controller, which needs no torch, is forked before, and is up when the engines are.
@@ -48,87 +47,30 @@ LATE = (
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH")
 
 _WARM_S = 600.0  # how long a starter without a pool stays
-_END_S = 5.0  # for a starter to end all it has started
-_MOST_BYTES, _TAIL_LINES = 1 << 20, 20  # of what it says on stderr
+ARGUMENTS = (str(_WARM_S), ",".join(NEEDED), ",".join(LATE))
+"""What a starter is called with, behind its place."""
 
 _warm: Starter | None = None
 
 
-class Starter:
-    """A running starter and the line to it; `folder` is private, and goes with it.
-
-    `on_event` is called from a background thread with each event; the last one is the end of the
-    starter itself.
-    """
+class Starter(Line):
+    """A running starter of this host; `folder` is private, and goes with it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="gpupool-pool-"))  # for this user alone
-        self.on_event: Callable[[lines.Line], None] = lambda event: None
-        self.preloaded = threading.Event()  # it has imported what it needs
-        self._client_pid = os.getpid()
         self._read_at_start = _read_at_start()
-        self._stderr = os.memfd_create("gpupool-starter")
-        arguments = [str(self.folder), str(os.getpid()), str(_WARM_S)]
-        self._process = subprocess.Popen(
-            [*command_for("gpupool.host.starter"), *arguments, ",".join(NEEDED), ",".join(LATE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=environ.inheritable(os.environ),
-            start_new_session=True,  # the notebook's interrupt is not meant for it
-        )
-        assert self._process.stdin is not None
-        self._pipe = self._process.stdin
-        self._write_lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, name="gpupool-starter", daemon=True)
-        self._reader.start()
+        command = command_for("gpupool.host.starter")
+        place = [str(self.folder), str(os.getpid())]
+        super().__init__([*command, *place, *ARGUMENTS], environ.inheritable(os.environ))
 
     @property
     def is_usable(self) -> bool:
         """Whether it and its folder are there, and it has what the environment says now."""
-        is_there = self._process.poll() is None and self.folder.is_dir()
+        is_there = self.is_there and self.folder.is_dir()
         return is_there and self._read_at_start == _read_at_start()
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process has started it; a child that the notebook forks has no say."""
-        return os.getpid() == self._client_pid
-
-    def command(self, command: lines.Line) -> None:
-        """Send one command. An event reports a dead starter; here nobody is left to hear."""
-        with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._pipe.write(lines.encode(command))
-            self._pipe.flush()
-
-    def close(self) -> None:
-        """End it, and with it all it has started, also if it does not react."""
-        if not self.is_ours:
-            return
-        with self._write_lock, contextlib.suppress(BrokenPipeError):
-            self._pipe.close()
-        if self.preloaded.is_set():  # else it would not hear it soon
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
-        self._process.kill()  # its children die with it; no effect when it has ended
-        self._process.wait()
-        if threading.current_thread() is not self._reader:
-            self._reader.join(_END_S)  # it ends what is left
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as pipe:
-            for line in pipe:
-                event = lines.decode(line)
-                if isinstance(event, lines.Ready):
-                    self.preloaded.set()
-                if event is not None:
-                    self.on_event(event)
-        status = self._process.wait()
-        said = os.pread(self._stderr, _MOST_BYTES, 0).decode(errors="replace")
-        os.close(self._stderr)
+    def _ended(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        tail = "\n".join(said.splitlines()[-_TAIL_LINES:])
-        self.on_event(lines.Exited(lines.STARTER, status, "", tail))
 
 
 def warm() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpupool import OptionsError, SpmdError, TrainingOptions
 from gpupool.core.machine.topology import Gpu, Rank
 from gpupool.engine.numerics import determinism
-from gpupool.pool.launchers.forked import engine_environment
+from gpupool.pool.launchers.processes import engine_environment
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
@@ -83,8 +83,8 @@ def test_settings_of_the_users_own_are_put_back() -> None:
 def test_cublas_has_its_variable_before_its_first_call() -> None:
     gpu = Gpu(0, "GPU-0", "a GPU")
     rank = Rank(0, 1, "cuda:0", gpu, 1)
-    assert engine_environment(rank, 1)["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert "CUBLAS_WORKSPACE_CONFIG" not in engine_environment(replace(rank, gpu=None), 1)
+    assert engine_environment(rank, "", 1)[1]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in engine_environment(replace(rank, gpu=None), "", 1)[1]
 
 
 def test_autotuning_and_deterministic_exclude_each_other() -> None:

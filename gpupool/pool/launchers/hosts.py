@@ -1,0 +1,399 @@
+"""The processes of a pool on several hosts: an agent on each, the controller here. On the client.
+
+An agent is a starter (`gpupool/host/starter.py`) that ssh, srun or their like have started; what
+they connect is its line. Both ends ping: a host that is not heard is lost.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import SystemRandom
+
+from gpupool.core.errors import OptionsError, PlacementError, PoolError, PoolStartError
+from gpupool.core.formatting import rank_count
+from gpupool.core.machine import network
+from gpupool.core.machine.processes import command_for
+from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, Rank
+from gpupool.core.options.clusters import Cluster
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire import environ
+from gpupool.core.wire import starter as lines
+from gpupool.core.wire.starter import STARTER, process_of, rank_of
+from gpupool.pool.launchers.allocation import Allocation
+from gpupool.pool.launchers.base import DIE_S, Launcher, OnExit, exit_reason
+from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.launchers.line import Line
+from gpupool.pool.launchers.placement import Placement, Site, place_on
+from gpupool.pool.launchers.processes import Processes
+from gpupool.pool.launchers.starter import ARGUMENTS
+from gpupool.pool.notices import NoticeLines, Progress
+from gpupool.pool.status import HostInfo
+
+_PING_S = 2.0
+_SILENCE_S = 10.0  # then a host is lost; ssh itself takes 8 s to notice a cut cable, srun 33 s
+_RETURN_S = 60.0  # for a host to come back
+_TRY_AGAIN_S = 2.0
+_PORTS = range(10_000, 32_000)
+_HERE = ""  # the notebook's host
+
+
+class Agent(Processes):
+    """The processes of a pool on another host, by its agent; `ranks` are those asked for."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], on_exit: OnExit, on_ready: Callable[[], None]
+    ) -> None:
+        self.name, self.who = name, f"host {name}"
+        self.ranks: set[int] = set()
+        self.ping_ms: float | None = None
+        self._pinged_at = 0.0
+        self._on_ready = on_ready
+        super().__init__(Line(command), on_exit)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self._stopped.is_set()
+
+    def hello(self, limit_s: float) -> lines.Hello:
+        """What it says of its host; a PoolError says why it does not."""
+        self._wait(lambda: lines.Hello in self._answers, "does not answer", limit_s)
+        hello = self._answers[lines.Hello]
+        assert isinstance(hello, lines.Hello)
+        return hello
+
+    def reach(self, targets: dict[str, list[tuple[str, int]]]) -> lines.Reached:
+        """Try to connect to other hosts from there."""
+        return self._ask(lines.Reach(targets), lines.Reached, "does not answer")
+
+    def open(self, variables: dict[str, str], text: str, path: str) -> None:
+        """Have it make the pool's folder, with the connection file in it."""
+        command = lines.Open("", variables, text, path)
+        opened = self._ask(command, lines.Opened, "made no folder")
+        if opened.why:
+            raise PoolError(
+                f"{self.who} does not see this home ({opened.why}). What crosses its line can be "
+                "read on the network, so the keys of the pool go by a file of a home that both "
+                "have. `run` in gpupool.toml may name ssh instead, which encrypts."
+            )
+        self.folder = opened.folder
+
+    def look(self) -> None:
+        """Ping it; lose it if it was not heard for long."""
+        now = time.monotonic()
+        if now > self.line.heard_at + _SILENCE_S:
+            self.why_ended = f"has not answered for {_SILENCE_S:.0f} s"
+            self.line.kill()
+        else:
+            self._pinged_at = now
+            self.line.command(lines.Ping())
+
+    def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
+        ranks = list(ranks)
+        self.ranks |= {rank.rank for rank in ranks}
+        super().fork_engines(ranks, file, master)
+
+    def stop(self) -> None:
+        """End every process there."""
+        if not self._released and self.line.is_ours:
+            self._released = True
+            if self.line.preloaded.is_set() and not self.is_lost:
+                self.line.command(lines.Stop())
+                self._stopped.wait(DIE_S)
+            self._stopped.set()
+            self.line.close()
+
+    def _on_event(self, event: lines.Line) -> None:
+        if isinstance(event, lines.Ping):
+            self.ping_ms = 1000 * (time.monotonic() - self._pinged_at)
+            return
+        if isinstance(event, lines.Exited) and event.name == STARTER and not self.why_ended:
+            said = event.log_tail.strip().splitlines()
+            self.why_ended = said[-1].rstrip(".") if said else exit_reason(event.status)
+        super()._on_event(event)
+        if isinstance(event, lines.Ready):
+            self._on_ready()
+
+    def _report(self, event: lines.Exited) -> None:
+        if event.name != STARTER:
+            super()._report(event)
+        for rank in sorted(self.ranks) if event.name == STARTER else ():
+            self._on_exit(process_of(rank), f"was lost: {self.who} {self.why_ended}", "")
+
+
+class Hosts(Launcher):
+    """An agent on each host, which the cluster's command lines start.
+
+    The end of their job is reported as that of a process, "job 4711".
+    """
+
+    def __init__(self, cluster: Cluster, options: PoolOptions, on_exit: OnExit) -> None:
+        self._cluster, self._options, self._on_exit = cluster, options, on_exit
+        self._here = Forked(on_exit)
+        self.folder, self.client_file = self._here.folder, self._here.client_file
+        self.preloaded = threading.Event()
+        self._agents: dict[str, Agent] = {}
+        self._ranks: tuple[Rank, ...] = ()
+        self._over = threading.Event()
+        self._job_ended = ""
+        self._address = ""  # of this host, for the others
+        self._master_port = SystemRandom().choice(_PORTS)  # for users' scripts
+        self._allocation = Allocation(
+            cluster, options, self._over, on_end=self._note_end, on_notice=NoticeLines()
+        )
+
+    def place(self, progress: Progress) -> Placement:
+        """Get the hosts, reach them, find how they reach each other, and place the ranks.
+
+        Raises:
+            OptionsError, PlacementError: as `placement.place_ranks`.
+            PoolStartError: a host cannot be reached, or has other versions.
+        """
+        hosts = self._allocation.get(progress)
+        names = [name for name, _ in hosts]
+        if len({*names}) < len(names):
+            raise OptionsError(f"hosts: each once; there are {', '.join(names)}.")
+        progress(f"reaching {', '.join(names)}" if names[4:] == [] else f"{len(names)} hosts")
+        self._agents = {name: self._agent(name) for name in names}
+        threading.Thread(target=self._watch, name="gpupool-hosts", daemon=True).start()
+        late = time.monotonic() + self._options.timeout_s
+        try:
+            hellos = {
+                name: agent.hello(late - time.monotonic()) for name, agent in self._agents.items()
+            }
+            for name, hello in hellos.items():
+                _check_versions(name, hello)
+            addresses = self._addresses(hellos)
+        except PoolError as error:
+            raise PoolStartError(str(error)) from None
+        _, self._address = addresses.pop(_HERE)
+        sites = [
+            self._site(name, hellos[name], num_ranks, *addresses[name]) for name, num_ranks in hosts
+        ]
+        placement = place_on(self._options, sites)
+        self._ranks = placement.ranks
+        progress(f"starting {rank_count(len(self._ranks))} on {len(names)} hosts")
+        return placement
+
+    # ---- what a pool asks of its launcher ------------------------------------------------
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of all processes, here and on the hosts."""
+        found = dict(self._here.pids)
+        for agent in self._agents.values():
+            found |= agent.pids
+        return found
+
+    def is_controller_up(self) -> bool:
+        return self._here.is_controller_up()
+
+    def require_folder(self) -> None:
+        self._here.require_folder()
+
+    def log(self, name: str) -> str | None:
+        rank = rank_of(name)
+        of = self._here if rank is None else self._agents[self._ranks[rank].host]
+        return of.log(name)
+
+    def start_controller(self) -> None:
+        first, _, last = self._cluster.ports.partition("-")
+        ports = range(int(first), int(last or first) + 1) if first else ()
+        self._here.start_controller(self._address, ports)
+
+    def start_engines(self, ranks: Iterable[Rank]) -> None:
+        late = time.monotonic() + self._options.timeout_s
+        while not self._here.is_controller_up() and time.monotonic() < late:
+            time.sleep(0.01)
+        for name, there in _by_host(ranks).items():
+            if self._agents[name].is_lost:
+                self._bring_back(name)
+            agent = self._agents[name]
+            if not agent.folder:
+                self._open([agent])
+            file = f"{agent.folder}/{lines.CONNECTION_FILE}"
+            agent.fork_engines(there, file, (self._ranks[0].address, self._master_port))
+
+    def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
+        for name, there in _by_host(self._ranks[rank] for rank in ranks).items():
+            if not self._agents[name].is_lost:
+                self._agents[name].kill_engines([one.rank for one in there], waits=waits)
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """What is known of each host."""
+        found = []
+        for name, there in _by_host(self._ranks).items():
+            agent = self._agents[name]
+            found.append(
+                HostInfo(
+                    name=name,
+                    ranks=tuple(one.rank for one in there),
+                    gpus=tuple(one.gpu.name for one in there if one.gpu),
+                    address=there[0].address,
+                    interface=there[0].interface,
+                    state=f"lost: {agent.why_ended}" if agent.is_lost else "up",
+                    versions={} if agent.is_lost else agent.hello(0).versions,
+                    ping_ms=agent.ping_ms,
+                    nccl="",
+                )
+            )
+        return found
+
+    def stop(self, *, for_good: bool = False) -> None:
+        self._over.set()
+        with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
+            list(threads.map(Agent.stop, self._agents.values()))
+        self._here.stop(for_good=for_good)
+        self._allocation.close()
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _agent(self, name: str) -> Agent:
+        python = self._cluster.python or sys.executable
+        where = f"{self._cluster.network} "
+        command = [*command_for("gpupool.host.starter", python), where, "0", *ARGUMENTS]
+        return Agent(name, self._allocation.wrapped(name, command), self._on_exit, self._note_ready)
+
+    def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
+        """Name of a host -> interface and address of it that all others reach."""
+        listeners, here = network.listen(self._cluster.network, self._cluster.ports)
+        listens = {_HERE: here, **{name: hello.listens_at for name, hello in hellos.items()}}
+        at = {
+            name: [(address, port) for _, address, port in places]
+            for name, places in listens.items()
+        }
+        try:
+            with ThreadPoolExecutor(len(hellos)) as threads:
+                reached = threads.map(
+                    lambda name: self._agents[name].reach(
+                        {other: places for other, places in at.items() if other != name}
+                    ),
+                    hellos,
+                )
+                failed = {name: one.failed for name, one in zip(hellos, reached, strict=True)}
+        finally:
+            for listener in listeners:
+                listener.close()
+        return network.choose(listens, failed)
+
+    def _site(
+        self, name: str, hello: lines.Hello, num_ranks: int | None, interface: str, address: str
+    ) -> Site:
+        agent, force = self._agents[name], self._options.force
+        return Site(
+            lambda uuids, number: agent.lock_gpus(uuids, number, force),
+            _discovery(hello),
+            hello.num_cores,
+            name,
+            address,
+            interface,
+            num_ranks,
+            hello.note,
+        )
+
+    def _open(self, agents: Iterable[Agent]) -> None:
+        """Have agents make the pool's folder there; keys cross only what nobody can read."""
+        variables = environ.inheritable(environ.select(self._cluster.env, os.environ))
+        text = self._here.engine_file.read_text()
+        with _shared_file("" if self._cluster.is_private else text) as path:
+            for agent in agents:
+                agent.open(variables, text if self._cluster.is_private else "", path)
+
+    def _bring_back(self, name: str) -> None:
+        """Reach a host again that was lost, with all that its ranks need but themselves.
+
+        Raises:
+            PoolError: it does not come back in time, or not as it was.
+        """
+        ranks = _by_host(self._ranks)[name]
+        uuids = [one.gpu.uuid for one in ranks if one.gpu]
+        late = time.monotonic() + _RETURN_S
+        while True:
+            self._agents[name].stop()
+            if self._job_ended or self._over.is_set():
+                raise PoolError(f"host {name} is gone.")
+            agent = self._agents[name] = self._agent(name)
+            try:
+                hello = agent.hello(max(1.0, min(_SILENCE_S, late - time.monotonic())))
+                if ranks[0].address not in [address for _, address, _ in hello.listens_at]:
+                    raise PoolError(f"host {name} has no longer the address {ranks[0].address}.")
+                if uuids:  # those that its last agent may still have, for a moment
+                    agent.lock_gpus(uuids, len(uuids), self._options.force)
+                return self._open([agent])
+            except (PoolError, PlacementError):
+                if time.monotonic() > late:
+                    raise
+            self._over.wait(_TRY_AGAIN_S)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_PING_S):
+            for agent in list(self._agents.values()):
+                if not agent.is_lost:
+                    agent.look()
+
+    def _note_ready(self) -> None:
+        if all(agent.line.preloaded.is_set() for agent in self._agents.values()):
+            self.preloaded.set()
+
+    def _note_end(self, how: str) -> None:
+        """The job has ended, and nobody here has ended it."""
+        self._job_ended = how
+        if not self._over.is_set():
+            self._on_exit(f"job {self._allocation.job}", how, "")
+
+
+def _by_host(ranks: Iterable[Rank]) -> dict[str, list[Rank]]:
+    found: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(rank.host, []).append(rank)
+    return found
+
+
+def _discovery(hello: lines.Hello) -> Discovery:
+    """The GPUs of a host as it has said them."""
+    gpus = []
+    for plain in hello.gpus["gpus"]:
+        processes = tuple(GpuProcess(**one) for one in plain["processes"])
+        gpus.append(Gpu(**{**plain, "processes": processes}))
+    return Discovery(tuple(gpus), hello.gpus["why_none"])
+
+
+def _check_versions(name: str, hello: lines.Hello) -> None:
+    """Raise PoolStartError where a host has other versions than the notebook."""
+    here = {"python": ".".join(map(str, sys.version_info[:2]))}
+    here |= {package: importlib.metadata.version(package) for package in ("gpupool", "torch")}
+    for package, version in here.items():
+        there = hello.versions.get(package)
+        if there != version:
+            has = f"{package} {there}" if there else f"no {package}"
+            raise PoolStartError(
+                f"host {name} has {has}, and this notebook {package} {version}. They have to be "
+                "the same: `python` in gpupool.toml names the Python of the hosts."
+            )
+
+
+@contextmanager
+def _shared_file(text: str) -> Iterator[str]:
+    """The path of a file with this text in the user's home, for as long as it is read; "" of none.
+
+    Nobody else can read it, on whatever host the home is seen.
+    """
+    if not text:
+        yield ""
+        return
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gpupool"
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as folder:  # mkdtemp(3): for this user alone
+        path = Path(folder, lines.CONNECTION_FILE)
+        path.touch(0o600)
+        path.write_text(text)
+        yield str(path)

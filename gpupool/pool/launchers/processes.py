@@ -1,0 +1,223 @@
+"""The processes of a pool on one host, forked by its starter. Runs on the client."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from typing import TypeVar
+
+from gpupool.core.errors import PoolError
+from gpupool.core.machine.locks import ENDING
+from gpupool.core.machine.topology import Rank
+from gpupool.core.wire import environ
+from gpupool.core.wire import starter as lines
+from gpupool.core.wire.starter import STARTER, process_of
+from gpupool.pool.launchers.base import DIE_S, OnExit, exit_reason
+from gpupool.pool.launchers.line import Line
+from gpupool.pool.launchers.placement import too_few
+
+# The starter reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
+# start) nor an engine's own watch on the controller is needed.
+_ENGINE_ARGS = (
+    "--IPEngine.enable_nanny=False",
+    "--IPEngine.max_heartbeat_misses=0",
+    "--IPEngine.wait_for_url_file=1",  # boot.py has waited
+    "--log-level=40",  # its warnings speak of settings that are meant
+)
+_ANSWER_S = 60.0  # of a starter that still imports torch, from a slow disk
+_PORTS = range(10_000, 32_000)  # above the well-known services, below those of connections
+
+
+_Answer = TypeVar("_Answer", bound=lines.Line)
+
+
+class Processes:
+    """The processes of a pool on one host; `folder` is the pool's private one there."""
+
+    folder = ""
+    who = "the starter of the pool"
+
+    def __init__(self, line: Line, on_exit: OnExit) -> None:
+        self.line = line
+        self.pids: dict[str, int] = {}
+        self._on_exit = on_exit
+        self._running: set[str] = set()
+        self._unanswered = 0  # `Kill`s
+        self._changed = threading.Condition()
+        self._answers: dict[type[lines.Line], lines.Line] = {}  # the last one of each kind
+        self._asking = threading.Lock()
+        self.why_ended = ""  # if the starter did, unasked
+        self._stopped = threading.Event()
+        self._released = False  # the starter is no longer ours
+        line.on_event = self._on_event
+
+    def log(self, name: str) -> str | None:
+        """The end of a process's log; None: it is gone."""
+        with suppress(PoolError):  # the host is lost, or the pool stopped
+            return self._ask(lines.Log(self._log_path(name)), lines.LogTail, "sent no log").text
+        return None
+
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
+        """Lock `number` of these GPUs for the pool, and say which; PlacementError names owners."""
+        # Those of a notebook that has ended are waited for, until its ranks are gone.
+        deadline = time.monotonic() + DIE_S
+        lock = lines.Lock(list(uuids), number, force)
+        while True:
+            locked = self._ask(lock, lines.Locked, "did not answer")
+            if len(locked.devices) == number:
+                return list(locked.devices)
+            owners = locked.others
+            is_ending = any(owner.endswith(ENDING) for owner in owners.values())
+            if not is_ending or time.monotonic() >= deadline:
+                whose = "; ".join(f"{uuid} by {owner}" for uuid, owner in owners.items())
+                num_free = len(uuids) - len(owners)
+                raise too_few(f"other pools use {whose}", num_free, len(uuids), number)
+            time.sleep(0.05)
+
+    def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
+        """Start engines, which find the controller by this file; returns at once.
+
+        Args:
+            master: address and port for users' scripts.
+        """
+        for rank in ranks:
+            arguments = [f"--file={file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
+            environment, defaults = engine_environment(rank, *master)
+            name, target = process_of(rank.rank), "gpupool.engine.boot:main"
+            self._spawn(name, target, arguments, environment, defaults)
+
+    def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
+        """Kill the engines of these ranks; returns when none is there, nor will be, or at once."""
+        names = list(map(process_of, ranks))
+        self.line.command(lines.Kill(names))
+        with self._changed:
+            self._unanswered += 1
+        if waits:  # none can come after the answer, also not one whose start was interrupted
+            self._wait(
+                lambda: self._unanswered <= 0 and self._running.isdisjoint(names),
+                "could not end the engines",
+            )
+
+    def _spawn(
+        self,
+        name: str,
+        target: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        defaults: Mapping[str, str],
+    ) -> None:
+        if self._released:  # the starter may have another pool by now
+            raise PoolError("the pool was stopped.")
+        arguments = [*argv, f"--profile-dir={self.folder}/profile"]
+        self.line.command(lines.Spawn(name, target, arguments, env, self._log_path(name), defaults))
+
+    def _log_path(self, name: str) -> str:
+        return f"{self.folder}/{name.replace(' ', '')}.log"
+
+    def _ask(self, command: lines.Line, kind: type[_Answer], failure: str) -> _Answer:
+        """The starter's answer to a command."""
+        with self._asking:
+            self._answers.pop(kind, None)
+            self.line.command(command)
+            self._wait(lambda: kind in self._answers, failure)
+            answer = self._answers[kind]
+            assert isinstance(answer, kind)
+            return answer
+
+    def _wait(self, holds: Callable[[], bool], failure: str, limit_s: float = _ANSWER_S) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: holds() or self._stopped.is_set(), limit_s)
+            if not holds():
+                raise PoolError(f"{self.who} {self.why_ended or failure}.")
+
+    def _on_event(self, event: lines.Line) -> None:
+        """Hear what the starter reports; called from its reader thread."""
+        ended: lines.Exited | None = None
+        with self._changed:
+            self._answers[type(event)] = event
+            match event:
+                case lines.Spawned(name, pid):
+                    self.pids[name] = pid
+                    self._running.add(name)
+                case lines.Killed():
+                    self._unanswered -= 1
+                case lines.Exited(name) if name == STARTER:
+                    self._starter_ended()
+                    ended = None if self._stopped.is_set() else event
+                    self._stopped.set()
+                case lines.Exited(name):
+                    self._running.discard(name)
+                    ended = event
+                case lines.Stopped():
+                    self._running.clear()
+                    self._stopped.set()
+            self._changed.notify_all()
+        if ended is not None:
+            self._report(ended)
+
+    def _starter_ended(self) -> None:
+        """The starter has ended, and with it its children."""
+
+    def _report(self, event: lines.Exited) -> None:
+        """Report the end of a process, or of the starter."""
+        self._on_exit(event.name, exit_reason(event.status, event.cause), event.log_tail)
+
+
+def engine_environment(
+    rank: Rank, master_address: str, master_port: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What an engine's environment has beyond its host's: its device, threads and rank; and what
+    it has where its host's has no such variable.
+
+    torchrun's names are set, so that scripts written for it find themselves at home. LOCAL_RANK is
+    for them the number of the GPU to use: with one GPU to see it is 0 (as of `torchrun
+    --virtual-local-rank`), without one it counts the ranks of the host. Nothing of ours listens at
+    MASTER_PORT.
+    """
+    groups, by_default = environ.for_groups(rank.interface)
+    return {
+        "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
+        "OMP_NUM_THREADS": str(rank.num_threads),
+        "TOKIO_WORKER_THREADS": str(rank.num_threads),  # of obstore; all cores of the machine else
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(rank.world_size),
+        "LOCAL_RANK": "0" if rank.gpu else str(rank.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank.local_world_size),
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": str(rank.num_nodes),
+        "MASTER_ADDR": master_address,
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": "gpupool",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        environ.RANK: json.dumps(asdict(replace(rank, gpu=None))),
+        # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
+        **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
+        **groups,
+    }, {
+        "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
+        # torch.compile starts so many processes: 32 a rank else
+        "TORCHINDUCTOR_COMPILE_THREADS": str(rank.num_threads),
+        # cuBLAS reads it once: for a training with deterministic=True that comes later
+        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if rank.gpu else {}),
+        **by_default,
+    }
+
+
+def free_ports(number: int) -> list[int]:
+    """So many ports of loopback in a row that nobody listens at now.
+
+    They lie below those that the kernel gives to outgoing connections, and could give in between.
+    """
+    while True:
+        # Not the random numbers that the user has seeded: two notebooks would choose the same.
+        start = random.SystemRandom().choice(_PORTS)
+        with ExitStack() as listeners, suppress(OSError):
+            for port in range(start, start + number):
+                listeners.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return list(range(start, start + number))
