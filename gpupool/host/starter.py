@@ -7,7 +7,7 @@ imported while nobody asks for anything. The client writes commands to its stdin
 from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
 
 On another host than the notebook's the site's own starter starts it, over ssh say. CLIENT_PID is 0
-then, and FOLDER, which it makes itself, says where to listen: "NETWORK PORTS", both may be empty.
+then, and in the place of FOLDER, which it makes itself, stands the network of the hosts, or "".
 
 It serves one pool at a time, from `Open` to `Stop`, and ends when none has been open for WARM_S
 seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, or has not
@@ -125,8 +125,8 @@ class Starter:
                 self._use_the_quiet()
         return None
 
-    def introduce(self, where: str) -> None:
-        """Say what this host is, and listen where others may reach it."""
+    def introduce(self, reachable: str) -> None:
+        """Say what this host is, and listen where others may reach it, in this network."""
         signal.signal(signal.SIGTERM, self._leave)  # of a scheduler whose job ends
         signal.signal(signal.SIGHUP, self._leave)
         os.write(self._line, b"\n")  # behind what a login shell may have said
@@ -134,8 +134,7 @@ class Starter:
         for package in ("gpupool", "torch"):
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
-        reachable, _, ports = where.partition(" ")
-        self._listeners, listens_at = network.listen(reachable, ports)
+        self._listeners, listens_at = network.listen(reachable)
         found, cores = asdict(discover()), num_usable_cores()
         hello = lines.Hello(
             socket.gethostname(), versions, found, cores, little_shared_memory(), listens_at

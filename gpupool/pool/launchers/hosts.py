@@ -43,7 +43,7 @@ _SILENCE_S = 10.0  # then a host is lost; ssh itself takes 8 s to notice a cut c
 _RETURN_S = 60.0  # for a host to come back
 _TRY_AGAIN_S = 2.0
 _PORTS = range(10_000, 32_000)
-_HERE = ""  # the notebook's host
+_HERE = "the notebook's machine"
 
 
 class Agent(Processes):
@@ -147,6 +147,8 @@ class Hosts(Launcher):
         self._job_ended = ""
         self._address = ""  # of this host, for the others
         self._master_port = SystemRandom().choice(_PORTS)  # for users' scripts
+        first, _, last = cluster.ports.partition("-")
+        self._ports = range(int(first), int(last or first) + 1) if first else ()
         self._allocation = Allocation(
             cluster, options, self._over, on_end=self._note_end, on_notice=NoticeLines()
         )
@@ -206,9 +208,7 @@ class Hosts(Launcher):
         return of.log(name)
 
     def start_controller(self) -> None:
-        first, _, last = self._cluster.ports.partition("-")
-        ports = range(int(first), int(last or first) + 1) if first else ()
-        self._here.start_controller(self._address, ports)
+        self._here.start_controller(self._address, self._ports)
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         late = time.monotonic() + self._options.timeout_s
@@ -259,13 +259,13 @@ class Hosts(Launcher):
 
     def _agent(self, name: str) -> Agent:
         python = self._cluster.python or sys.executable
-        where = f"{self._cluster.network} "
-        command = [*command_for("gpupool.host.starter", python), where, "0", *ARGUMENTS]
+        starter = command_for("gpupool.host.starter", python)
+        command = [*starter, self._cluster.network, "0", *ARGUMENTS]
         return Agent(name, self._allocation.wrapped(name, command), self._on_exit, self._note_ready)
 
     def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
         """Name of a host -> interface and address of it that all others reach."""
-        listeners, here = network.listen(self._cluster.network, self._cluster.ports)
+        listeners, here = network.listen(self._cluster.network, self._ports or (0,))
         listens = {_HERE: here, **{name: hello.listens_at for name, hello in hellos.items()}}
         at = {
             name: [(address, port) for _, address, port in places]
