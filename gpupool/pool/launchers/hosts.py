@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,14 +50,19 @@ class Agent(Processes):
     """The processes of a pool on another host, by its agent; `ranks` are those asked for."""
 
     def __init__(
-        self, name: str, command: Sequence[str], on_exit: OnExit, on_ready: Callable[[], None]
+        self,
+        name: str,
+        command: Sequence[str],
+        on_exit: OnExit,
+        on_ready: Callable[[], None],
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.who = name, f"host {name}"
         self.ranks: set[int] = set()
         self.ping_ms: float | None = None
         self._pinged_at = 0.0
         self._on_ready = on_ready
-        super().__init__(Line(command), on_exit)
+        super().__init__(Line(command, env), on_exit)
 
     @property
     def is_lost(self) -> bool:
@@ -261,7 +266,10 @@ class Hosts(Launcher):
         python = self._cluster.python or sys.executable
         starter = command_for("gpupool.host.starter", python)
         command = [*starter, self._cluster.network, "0", *ARGUMENTS]
-        return Agent(name, self._allocation.wrapped(name, command), self._on_exit, self._note_ready)
+        # srun and mpiexec take the environment along; kubectl may log in with what is in it
+        env = None if self._cluster.is_private else environ.inheritable(os.environ)
+        wrapped = self._allocation.wrapped(name, command)
+        return Agent(name, wrapped, self._on_exit, self._note_ready, env)
 
     def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
         """Name of a host -> interface and address of it that all others reach."""
