@@ -79,7 +79,7 @@ class Lab:
     def __init__(self, with_slurm: bool = False) -> None:
         if sys.platform != "linux" or os.getuid() != 0:
             pytest.skip("needs hosts of its own, which only root on Linux can make")
-        need("unshare", "nsenter", "ip", "ss", "ssh-keygen", "/usr/sbin/sshd")
+        need("unshare", "nsenter", "ip", "ss", "ps", "ssh-keygen", "/usr/sbin/sshd")
         self.folder = Path(tempfile.mkdtemp(prefix="gpupool-lab-", dir="/tmp"))
         self.pids: dict[str, int] = {}  # of the first process of each host, and of the switch
         self._first: list[subprocess.Popen[bytes]] = []
@@ -153,6 +153,10 @@ class Lab:
                 words = (one / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found |= {int(one.name): words} if words else {}
         return found
+
+    def parent(self, host: str, pid: int) -> int:
+        """The process that has started another one."""
+        return int(self.run(host, "ps", "-o", "ppid=", "-p", str(pid)))
 
     def left(self, *hosts: str) -> dict[str, set[str]]:
         """The processes and temporary files of these hosts, or all, that are new."""

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import gpupool
@@ -20,16 +21,13 @@ class Notebook:
     """The test's end of it. `within` is a command that runs it, as `salloc` does."""
 
     def __init__(self, lab: Lab, *within: str, **env: str) -> None:
-        log, pipe = lab.log("login", "notebook"), subprocess.PIPE
-        ends: dict[str, Any] = {
-            "stdin": pipe,
-            "stdout": pipe,
-            "stderr": log.open("w"),
-            "text": True,
-        }
+        log, pipe = lab.log("login", "notebook").open("w"), subprocess.PIPE
         command = [*within, sys.executable, "-m", "tests.hosts.notebook"]
-        process = lab.popen("login", *command, env={"PYTHONPATH": str(ROOT), **env}, **ends)
-        self._actor = Actor("notebook", process, log)
+        env = {"PYTHONPATH": str(ROOT), **env}
+        process = lab.popen(
+            "login", *command, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True
+        )
+        self._actor = Actor("notebook", process, Path(log.name))
         self._asking = ThreadPoolExecutor(1)
         self.pid: str = self.run("str(os.getpid())")
 
@@ -83,12 +81,10 @@ def errors(source: str) -> dict[int, tuple[bool, str]]:
 
 def run(source: str) -> str:
     """Run a cell; the repr of its last expression."""
-    *statements, last = ast.parse(source).body
-    exec(compile(ast.Module(statements, []), "cell", "exec"), names)
-    if isinstance(last, ast.Expr):
-        return repr(eval(compile(ast.Expression(last.value), "cell", "eval"), names))
-    exec(compile(ast.Module([last], []), "cell", "exec"), names)
-    return "None"
+    values: list[Any] = [None]
+    sys.displayhook = values.append
+    exec(compile(ast.Interactive(ast.parse(source).body), "cell", "single"), names)
+    return repr(values[-1])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def notebook(cluster: Lab) -> Iterator[Notebook]:
     """One without a pool; after it there is no job and no process."""
     with closing(Notebook(cluster)) as notebook:
         yield notebook
-    gone(cluster, *cluster.pids.keys() - {"switch"})
+    gone(cluster)
 
 
 def jobs(lab: Lab, what: str = "%T") -> list[str]:
@@ -62,9 +62,8 @@ def test_a_job_has_the_ranks_and_is_given_back(notebook: Notebook, cluster: Lab)
     notebook.run(START)
     ranks_are_on_both(notebook)
     assert jobs(cluster) == ["RUNNING"]
-    pid = notebook.run("pool.status().pids[2]")  # its agent sees what Slurm has bound
-    agent = cluster.run("node2", "ps", "-o", "ppid=", "-p", str(pid)).strip()
-    environ = cluster.path("node2", f"/proc/{agent}/environ").read_bytes()
+    agent = cluster.parent("node2", notebook.run("pool.status().pids[2]"))
+    environ = cluster.path("node2", f"/proc/{agent}/environ").read_bytes()  # what Slurm has bound
     assert b"CUDA_VISIBLE_DEVICES=0,1" in environ.split(b"\0")
     notebook.run("pool.stop()")
     gone(cluster, *NODES)

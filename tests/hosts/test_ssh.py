@@ -24,7 +24,6 @@ import os, time
 open({str(MARK)!r}, "w").close()
 dist.all_reduce(torch.ones(1)) if rank < 2 else time.sleep(600)
 """
-Kept = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def notebook(lab: Lab) -> Iterator[Notebook]:
 
 
 @pytest.fixture
-def kept(notebook: Notebook) -> Kept:
+def kept(notebook: Notebook) -> Callable[..., None]:
     """Says that all is well, and only these ranks have lost their variables, now set."""
     notebook.spmd("kept = 10 + rank")
 
@@ -52,11 +51,6 @@ def kept(notebook: Notebook) -> Kept:
 def pids(notebook: Notebook, *ranks: int) -> list[int]:
     """The processes of ranks, as their host counts; 0 where there is none."""
     return list(notebook.run(f"[pool.status().pids.get(rank, 0) for rank in {ranks}]"))
-
-
-def agent(lab: Lab, pid: int) -> int:
-    """The process that has started a rank of node2."""
-    return int(lab.run("node2", "ps", "-o", "ppid=", "-p", str(pid)))
 
 
 def hanging(notebook: Notebook, lab: Lab) -> Callable[[], dict[int, tuple[bool, str]]]:
@@ -108,7 +102,7 @@ def test_big_values_cross_once_for_each_host(notebook: Notebook, lab: Lab) -> No
 
 @pytest.mark.hosts
 def test_stop_frees_ranks_that_wait_for_another_host(
-    notebook: Notebook, lab: Lab, kept: Kept
+    notebook: Notebook, lab: Lab, kept: Callable[..., None]
 ) -> None:
     ended = hanging(notebook, lab)
     lab.run("login", "kill", "-INT", notebook.pid)
@@ -119,15 +113,14 @@ def test_stop_frees_ranks_that_wait_for_another_host(
 @pytest.mark.hosts
 @pytest.mark.parametrize("lost", [(3,), (2, 3)], ids=["a rank", "the agent"])
 def test_what_is_killed_comes_again_where_it_was(
-    notebook: Notebook, lab: Lab, kept: Kept, lost: tuple[int, ...]
+    notebook: Notebook, lab: Lab, kept: Callable[..., None], lost: tuple[int, ...]
 ) -> None:
     before = pids(notebook, *lost)
     ended = hanging(notebook, lab)
-    killed = before[0] if len(lost) == 1 else agent(lab, before[0])
+    killed = before[0] if len(lost) == 1 else lab.parent("node2", before[0])
     lab.run("node2", "kill", "-9", str(killed))
     errors = ended()
-    assert errors[0][0]
-    assert errors[1][0]
+    assert [errors[rank][0] for rank in (0, 1)] == [True, True]
     assert all("node2" in errors[rank][1] for rank in lost)
     until(lambda: all(pid not in (0, *before) for pid in pids(notebook, *lost)), 10.0)
     kept(*lost)
@@ -136,10 +129,10 @@ def test_what_is_killed_comes_again_where_it_was(
 
 @pytest.mark.parametrize("is_healed", [True, pytest.param(False, marks=pytest.mark.hosts)])
 def test_a_host_that_is_cut_off_is_named_and_comes_again(
-    notebook: Notebook, lab: Lab, kept: Kept, is_healed: bool
+    notebook: Notebook, lab: Lab, kept: Callable[..., None], is_healed: bool
 ) -> None:
     before = pids(notebook, 2, 3)
-    all_there = {agent(lab, before[0]), *before}
+    all_there = {lab.parent("node2", before[0]), *before}
     ended, began = hanging(notebook, lab), time.time()
     lab.cut("node2")
     errors = ended()
