@@ -99,9 +99,11 @@ class Lab:
 
     def down(self) -> None:
         """End all, and wait for it."""
-        for process in (*self._first, *self._others):
-            with process:  # its stdin ends: so does it, and with it all on that host
-                pass
+        for process in self._first:
+            process.communicate()  # its stdin ends: so does it, when all on that host have
+        for process in self._others:
+            with process:
+                process.kill()
         shutil.rmtree(self.folder)
 
     def command(self, host: str, *argv: str, **env: str) -> list[str]:

@@ -44,15 +44,9 @@ class Notebook:
         return self._asking.submit(self._actor.ask, "run", source=source)
 
     def refused(self, start: str) -> str:
-        """What a pool says that does not start."""
+        """Class and text of the error of a pool that does not start."""
         answer = self.begin(start).result()
-        assert answer.get("error") == "PoolStartError", answer
-        return str(answer["text"])
-
-    @property
-    def said(self) -> str:
-        """What it has printed so far."""
-        return self._actor.log.read_text()
+        return f"{answer.get('error')}: {answer.get('text')}"
 
     def close(self) -> None:
         """End it, and wait until it has ended."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.hosts
 START = "start('slurm', n=4, words=('-N2', '-p', 'gpu', '--gres=gpu:2'))"
 GONE_S = 3.0
 SNIFF = """
-import socket
+import socket, sys
 heard = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
 print("on", flush=True)
 while True: sys.stdout.buffer.raw.write(heard.recv(1 << 16)[66:])  # what TCP carries
@@ -49,15 +48,6 @@ def ranks_are_on_both(notebook: Notebook) -> None:
     assert notebook.spmd(SUM) == dict.fromkeys(range(4), 4.0)
 
 
-@contextmanager
-def all_taken(lab: Lab) -> Iterator[None]:
-    """Another job has all nodes; all are cancelled at the end."""
-    lab.popen("login", "salloc", "-N2", "--exclusive", "sleep", "300")
-    until(lambda: jobs(lab) == ["RUNNING"], 5.0)
-    yield
-    lab.run("login", "scancel", "--user=root")
-
-
 def test_a_job_has_the_ranks_and_is_given_back(notebook: Notebook, cluster: Lab) -> None:
     notebook.run(START)
     ranks_are_on_both(notebook)
@@ -73,14 +63,17 @@ def test_a_job_has_the_ranks_and_is_given_back(notebook: Notebook, cluster: Lab)
 def test_waiting_is_shown_and_an_end_cancels_the_job(
     notebook: Notebook, cluster: Lab, is_killed: bool
 ) -> None:
-    with all_taken(cluster):
-        starting = notebook.begin(START)
-        until(lambda: jobs(cluster) == ["PENDING", "RUNNING"], 5.0)
-        job = cluster.run("login", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
-        until(lambda: job in notebook.said, 10.0, "its being shown")
-        cluster.run("login", "kill", "-9" if is_killed else "-INT", notebook.pid)
-        until(lambda: jobs(cluster) == ["RUNNING"], GONE_S, "its end")
-        assert is_killed or starting.result()["error"] == "KeyboardInterrupt"
+    cluster.popen("login", "salloc", "-N2", "--exclusive", "sleep", "300")
+    until(lambda: jobs(cluster) == ["RUNNING"], 5.0)
+    starting = notebook.begin(START)
+    until(lambda: jobs(cluster) == ["PENDING", "RUNNING"], 5.0)
+    job = cluster.run("login", "squeue", "-h", "-t", "PENDING", "-o", "%i").strip()
+    said = cluster.log("login", "notebook")
+    until(lambda: job in said.read_text(), 10.0, "its being shown")
+    cluster.run("login", "kill", "-9" if is_killed else "-INT", notebook.pid)
+    until(lambda: jobs(cluster) == ["RUNNING"], GONE_S, "its end")
+    cluster.run("login", "scancel", "--user=root")
+    assert is_killed or starting.result()["error"] == "KeyboardInterrupt"
 
 
 def test_a_rejection_is_in_the_words_of_the_scheduler(notebook: Notebook, cluster: Lab) -> None:
@@ -114,15 +107,12 @@ def test_a_notebook_that_is_killed_leaves_nothing(
 
 
 def test_what_crosses_to_a_node_has_no_key(notebook: Notebook, cluster: Lab) -> None:
-    heard = cluster.log("switch", "heard")
-    sniff = [sys.executable, "-c", f"import sys{SNIFF}"]
-    with heard.open("wb") as file:
-        sniffer = subprocess.Popen(cluster.command("switch", *sniff), stdout=file)
+    sniffer = cluster.popen("switch", sys.executable, "-c", SNIFF)
+    heard = cluster.log("switch", sys.executable)
     until(lambda: heard.read_bytes().startswith(b"on\n"), 5.0)
     notebook.run(START)
     notebook.spmd(SUM)
     sniffer.kill()
-    sniffer.wait()
     words = heard.read_bytes()
     assert b'"kind": "hello"' in words  # so lines can be read
     connection = json.loads(notebook.run("open(pool.connection_file).read()"))
