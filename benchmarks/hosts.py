@@ -23,7 +23,7 @@ ON_BOTH = "hosts=('node1:2', 'node2:2')"
 GPUPOOL = {
     "one host": "start(n=4)",
     "ssh": f"start('ssh', {ON_BOTH})",
-    "slurm": "start('slurm', n=4, words=('-N2',))",
+    "slurm": "start('slurm', words=('-n4', '--ntasks-per-node=2'))",
     "mpi": f"start('mpi', {ON_BOTH})",
 }
 PLAIN = f"""

@@ -166,8 +166,8 @@ class Lab:
         return {host: things for host, things in now.items() if things}
 
     def _things(self, host: str) -> set[str]:
-        folders = [self.path(host, folder) for folder in ("/tmp", "/dev/shm", "/run/lock")]
-        files = {f"{folder.name}/{one.name}" for folder in folders for one in folder.iterdir()}
+        folders = ("/tmp", "/dev/shm", "/run/lock", HOME / ".local/state/gpupool")
+        files = {str(one) for folder in folders for one in self.path(host, folder).glob("*")}
         return files | {f"{pid} {words}" for pid, words in self.processes(host).items()}
 
     def cut(self, host: str) -> None:
