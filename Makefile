@@ -3,6 +3,7 @@
 # make test   the tests with the versions of constraints.txt: what CI runs
 # make latest the same with the newest version of everything, as users install it, in .venv-latest
 # make long   what takes longer: second users, odd surroundings, random walks, every page row by row
+# make hosts  pools on several hosts: real sshd, Slurm and Open MPI in namespaces, as root
 # make lint   ruff, mypy and bandit
 # All set-up is done here, on a machine with Python 3.11 or newer and make.
 
@@ -14,8 +15,10 @@ CONSTRAINTS := --constraint constraints.txt
 # Debian packages, installed as root where apt is there; everything works without them, with less.
 VENV_PACKAGES := python3-venv
 DEMO_PACKAGES := dataset-fashion-mnist
-TEST_PACKAGES := $(DEMO_PACKAGES) chromium
-LONG_PACKAGES := ghostscript iproute2
+HOST_PACKAGES := openssh-client openssh-server iproute2
+TEST_PACKAGES := $(DEMO_PACKAGES) $(HOST_PACKAGES) chromium
+LONG_PACKAGES := ghostscript
+CLUSTER_PACKAGES := slurm-wlm munge openmpi-bin
 
 # A file's tests stay together, as they share pools, and so do groups of files: see tests/conftest.py.
 SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
@@ -25,7 +28,7 @@ SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 OLDEST := build/cloudpickle-3.1.0
 OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0
 
-.PHONY: demo lab test latest long lint clean
+.PHONY: demo lab test latest long hosts lint clean
 
 demo: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
@@ -45,6 +48,10 @@ latest:
 long: $(VENV)/.long $(OLDEST) $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES) $(LONG_PACKAGES)
 	@$(BIN)/python -m tests.run $(SIDE_BY_SIDE) --long
+
+hosts: $(VENV)/.test
+	@scripts/apt-install $(HOST_PACKAGES) $(CLUSTER_PACKAGES)
+	@$(BIN)/python -m tests.run $(SIDE_BY_SIDE) --hosts tests/hosts
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -33,6 +33,7 @@ pytest_plugins = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run."""
     parser.addoption("--long", action="store_true", help="what is marked as long, and no more")
+    parser.addoption("--hosts", action="store_true", help="also what is marked as hosts")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,6 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 # follow each other, as they share servers and pools.
 FOLDERS = (
     "browser",
+    "hosts",
     "notebook",
     "chaos",
     "faults",
@@ -95,12 +97,13 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests, and sort them by folder; within one the order stays."""
-    is_long = config.getoption("--long")
+    is_long, on_hosts = config.getoption("--long"), config.getoption("--hosts")
     chosen, others = [], []
     for item in items:
         # properties are in both, and are tried at length in the long run
         wanted = (item.get_closest_marker("long") is not None) == is_long
         wanted |= is_long and "tests/fuzz/" in item.nodeid
+        wanted &= on_hosts or item.get_closest_marker("hosts") is None
         (chosen if wanted else others).append(item)
     config.hook.pytest_deselected(items=others)
     items[:] = chosen

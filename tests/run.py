@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if status != 1 or not 0 < len(failed) <= MOST_AGAIN:  # 1: tests have failed, and all were run
         return status
     print(f"\n{len(failed)} failed: once more, alone", flush=True)
-    alone = [one for one in arguments if one == "--long"] + ["--numprocesses=0"]
+    alone = [one for one in arguments if one in ("--long", "--hosts")] + ["--numprocesses=0"]
     twice = [test for test in failed if _pytest(*alone, test) != 0]
     unstable = [test for test in failed if test not in twice]
     for kind, tests in (("UNSTABLE", unstable), ("FAILED TWICE", twice)):
