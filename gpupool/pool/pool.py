@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.status import FOR_USERS, PoolStatus
+from gpupool.pool.status import FOR_USERS, HostInfo, PoolStatus
+from gpupool.pool.upkeep.forming import network_of
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
@@ -266,6 +268,16 @@ class Pool(Ranks):
             replaced_after=self.turns.mending_waits_for,
             credentials=self.environment.credentials,
             calls=tuple(sorted({n for _, n in self.engines.running() if n is not None})),
+        )
+
+    def hosts(self) -> tuple[HostInfo, ...]:
+        """The hosts of the pool at this moment; none where all its ranks are on this machine."""
+        has_nccl = "nccl" in (self.backend, self.placement.training_backend)
+        return tuple(
+            replace(one, nccl=network_of(self.engines.log(one.ranks[0])))
+            if has_nccl and one.state == "up"
+            else one
+            for one in self.engines.launch.hosts()
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:

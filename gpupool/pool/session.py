@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
-from gpupool.core.errors import NoPoolError, PoolError
+from gpupool.core.errors import NoPoolError, OptionsError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
 from gpupool.core.options.option_help import Annotation, parameters
@@ -19,6 +21,9 @@ from gpupool.pool.notices import Progress, unheard, with_bar
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
+
+_DOWN_S = 600.0
+_NUM_LINES = 10  # of what a command that failed has said
 
 _current: Pool | None = None
 _starting = threading.Lock()
@@ -46,7 +51,12 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
-        for name in ("gpus", "env"):
+        if isinstance(words := options.get("words"), str):
+            try:
+                options["words"] = tuple(shlex.split(words))
+            except ValueError as error:
+                raise OptionsError(f"the words behind --: {error}.") from None
+        for name in ("gpus", "env", "hosts"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
@@ -123,13 +133,51 @@ def find() -> Pool | None:
 current.find_pool = find
 
 
-def stop() -> bool:
-    """Stop the pool of this notebook; returns whether there was one."""
-    pool = find()
-    if pool is not None:
-        with bar("Stopping the pool"):
-            pool.stop()
-    return pool is not None
+def stop(*, down: bool = False) -> bool:
+    """Stop the pool of this notebook; returns whether there was one.
+
+    Args:
+        down: also end the machines that were rented for it, or for the last one.
+
+    Raises:
+        OptionsError: none were, or they end with the pool; nothing was stopped.
+        PoolError: the command that ends them failed; the pool was stopped.
+    """
+    pool = _current if down else find()  # they outlast it
+    if pool is None:
+        return False
+    line = pool.engines.launch.down if down else ""
+    if down and not line:
+        raise OptionsError(
+            f"--down is for machines that outlast a pool; those of {pool.options.profile!r} do "
+            "not. `%gpupool stop` ends it."
+        )
+    with bar("Stopping the pool"):
+        pool.stop()
+    if line:
+        _end_machines(line)
+    return True
+
+
+def _end_machines(line: str) -> None:
+    with bar("Ending the machines"):
+        try:
+            subprocess.run(
+                shlex.split(line),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=True,
+                timeout=_DOWN_S,
+                start_new_session=True,  # the notebook's interrupt is not meant for it
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = str(getattr(error, "output", None) or error).strip().splitlines()[-_NUM_LINES:]
+            raise PoolError(
+                "the pool was stopped, and its machines may run on, and cost: end them with "
+                f"`{line}`, which failed:\n" + "\n".join(said)
+            ) from None
 
 
 def describe(pool: Pool) -> str:

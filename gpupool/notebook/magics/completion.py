@@ -8,6 +8,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from gpupool.core.options import clusters
 from gpupool.core.options.pool_options import PROFILES
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.notebook.magics.parser import MagicParser
@@ -58,6 +59,8 @@ def unregister(shell: Any) -> None:
 
 def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:
     """The values that may come next, and the options not yet there."""
+    if "--" in before:  # the words of another program
+        return []
     actions, may_be_option = parser.expected_after(before)
     values: list[str] = []
     for action in actions:
@@ -78,7 +81,7 @@ def _ranks() -> list[str]:
 
 
 _WORDS: Words = {
-    "profile": lambda: PROFILES,
+    "profile": lambda: dict.fromkeys((*PROFILES, *clusters.names())),
     "env": _environment,
     "names": _environment,
     "rank": _ranks,

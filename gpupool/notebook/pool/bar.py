@@ -18,7 +18,7 @@ _COLOURS = {
     "stopped": markup.GREY,
 }
 NO_PROCESS = "–"  # in the column of process ids: the rank's has ended
-RANK_COLUMNS = ("rank", "device", "threads", "pid")
+RANK_COLUMNS = ("host", "rank", "device", "threads", "pid")
 _PILL = "border:1px solid;border-radius:10px;padding:0 8px;white-space:nowrap"
 _NUM_NAMES = 3  # so many variables are named in the bar itself, more only in its details
 
@@ -26,6 +26,8 @@ _NUM_NAMES = 3  # so many variables are named in the bar itself, more only in it
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A pool's bar, ready to draw: `ranks` are rows of `RANK_COLUMNS`, `more` label and text.
+
+    Where all ranks are on the notebook's host, the column of hosts is left out.
 
     `colour` is that of the state, `edge` that of the notice.
 
@@ -50,13 +52,13 @@ def bar_of(status: PoolStatus) -> Bar:
         notice = f"{notice}\nThe pool {countdown(status)}.".lstrip()
         edge = markup.AMBER if status.state == "idle" else edge
     return Bar(
-        title=f"Pool of {len(status.ranks)}",
+        title=_title(status),
         state=status.state,
         colour=_COLOURS[status.state],
         line=" · ".join(_bar_facts(status)),
         notice=notice,
         edge=edge,
-        ranks=tuple(rank_rows(status)),
+        ranks=tuple(_by_host(status)),
         more=tuple(_more(status)),
         # A pool that works does not count down; a broken one does, as nobody can use it.
         idle_left_s=status.idle_left_s if status.state in ("idle", "broken") else None,
@@ -65,10 +67,12 @@ def bar_of(status: PoolStatus) -> Bar:
 
 def status_text(status: PoolStatus) -> str:
     """One line on the pool and one for each rank."""
-    lines = [f"Pool of {len(status.ranks)}: {status.state}, " + ", ".join(_facts(status))]
+    lines = [f"{_title(status)}: {status.state}, " + ", ".join(_facts(status))]
     if status.reason:
         lines.append(status.reason)
-    for rank, device, threads, pid in rank_rows(status):
+    for place, (rank, device, threads, pid) in zip(status.ranks, _rank_rows(status), strict=True):
+        if place.host and not place.local_rank:
+            lines.append(f"{place.host}:")
         plural = "" if threads == "1" else "s"
         process = "no process" if pid == NO_PROCESS else f"pid {pid}"
         lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  {process}")
@@ -105,7 +109,22 @@ def status_html(status: PoolStatus, uid: str = "") -> str:
     return f'<div{named} style="{markup.CARD}">{row}{notice}{details}</div>'
 
 
-def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
+def _title(status: PoolStatus) -> str:
+    hosts = list(dict.fromkeys(rank.host for rank in status.ranks if rank.host))
+    where = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}" if hosts else ""
+    return f"Pool of {len(status.ranks)}{where}"
+
+
+def _by_host(status: PoolStatus) -> list[tuple[str, ...]]:
+    """The rows of ranks; each host is named at the first of its own."""
+    rows = _rank_rows(status)
+    if not any(rank.host for rank in status.ranks):
+        return list(rows)
+    names = ["" if rank.local_rank else rank.host for rank in status.ranks]
+    return [(name, *row) for name, row in zip(names, rows, strict=True)]
+
+
+def _rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
     """(rank, device, threads, pid) of each rank."""
     return [
         (
@@ -166,7 +185,7 @@ def _details(bar: Bar) -> str:
         for label, text in bar.more
     )
     facts = f'<table class="gpb-facts-table" style="{markup.FONT}"><tbody>{rows}</tbody></table>'
-    ranks = markup.table(RANK_COLUMNS, bar.ranks)
+    ranks = markup.table(RANK_COLUMNS[-len(bar.ranks[0]) :], bar.ranks)
     return f'<div class="gpb-ranks">{ranks}</div>{facts}'
 
 
