@@ -76,15 +76,6 @@ def sums(num_bytes: int) -> tuple[list[str], float]:
     return wrong, 10 * big.nbytes / (time.perf_counter() - began) / 1e9
 
 
-def names_in_page(url: str) -> int:
-    """How many names one page of a bucket's listing has, 1,000 at most."""
-    import fsspec
-
-    files, root = fsspec.url_to_fs(url)
-    bucket, _, prefix = root.partition("/")
-    return int(files.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix)["KeyCount"])
-
-
 # ---- faults ------------------------------------------------------------------------------------
 
 

@@ -42,8 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "cluster",
         nargs="?",
         metavar="NAME",
-        help="start a pool on several hosts instead, and say of each stage whether it holds: "
-        "ssh, slurm, ..., or a table of gpupool.toml",
+        help="start a pool there instead, stage by stage: slurm, or a table of gpupool.toml",
     )
     parser.add_argument("--url", metavar="URL", help="with NAME: list this s3://... on each host")
     where = parser.add_mutually_exclusive_group()
@@ -77,20 +76,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(cluster: str | None = None, url: str | None = None, **options: Any) -> int:
-    """Check this machine, or a pool on several hosts; gives the exit status.
-
-    Raises:
-        OptionsError: the options contradict each other; nothing was started.
-    """
+    """What `run_here` does, or try a pool on several hosts: see `hosts.run`."""
     if cluster is None and url is None:
         return run_here(**options)
-    if cluster is None or options:
-        raise OptionsError("check: NAME goes with --url alone, and --url needs a NAME.")
-    with _ended_by_signals():
-        try:
-            return hosts.run(cluster, url)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+    if cluster is None or options or not (url or "s3://").startswith("s3://"):
+        raise OptionsError("check: NAME goes with --url s3://... alone, and --url needs a NAME.")
+    with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
+        return hosts.run(cluster, url)
+    return INTERRUPTED
 
 
 def run_here(

@@ -272,13 +272,9 @@ class Pool(Ranks):
 
     def hosts(self) -> tuple[HostInfo, ...]:
         """The hosts of the pool at this moment; none where all its ranks are on this machine."""
-        has_nccl = "nccl" in (self.backend, self.placement.training_backend)
-        return tuple(
-            replace(one, nccl=network_of(self.engines.log(one.ranks[0])))
-            if has_nccl and one.state == "up"
-            else one
-            for one in self.engines.launch.hosts()
-        )
+        hosts = self.engines.launch.hosts()
+        logs = {one.name: self.log(one.ranks[0], 10_000) for one in hosts if one.state == "up"}
+        return tuple(replace(one, nccl=network_of(logs.get(one.name, ""))) for one in hosts)
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
         """Call `listener(status)` when the pool breaks or is mended, stops soon or has stopped.

@@ -22,9 +22,6 @@ from gpupool.pool.notices import Progress, unheard, with_bar
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
-_DOWN_S = 600.0
-_NUM_LINES = 10  # of what a command that failed has said
-
 _current: Pool | None = None
 _starting = threading.Lock()
 
@@ -54,8 +51,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         if isinstance(words := options.get("words"), str):
             try:
                 options["words"] = tuple(shlex.split(words))
-            except ValueError as error:
-                raise OptionsError(f"the words behind --: {error}.") from None
+            except ValueError as error:  # a quotation without end
+                raise OptionsError(f"words: {error}.") from None
         for name in ("gpus", "env", "hosts"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
@@ -140,44 +137,30 @@ def stop(*, down: bool = False) -> bool:
         down: also end the machines that were rented for it, or for the last one.
 
     Raises:
-        OptionsError: none were, or they end with the pool; nothing was stopped.
-        PoolError: the command that ends them failed; the pool was stopped.
+        OptionsError: none were; nothing was stopped.
+        PoolError: the command that ends them failed.
     """
     pool = _current if down else find()  # they outlast it
     if pool is None:
         return False
     line = pool.engines.launch.down if down else ""
     if down and not line:
-        raise OptionsError(
-            f"--down is for machines that outlast a pool; those of {pool.options.profile!r} do "
-            "not. `%gpupool stop` ends it."
-        )
+        raise OptionsError("--down: no machines were rented; `%gpupool stop` ends the pool.")
     with bar("Stopping the pool"):
         pool.stop()
     if line:
-        _end_machines(line)
+        with bar("Ending the machines"):
+            try:  # in a session of its own: the notebook's interrupt is not meant for it
+                subprocess.run(
+                    shlex.split(line), capture_output=True, check=True, start_new_session=True
+                )
+            except (OSError, subprocess.CalledProcessError) as error:
+                said = getattr(error, "stderr", b"").decode(errors="replace").strip()[-500:]
+                raise PoolError(
+                    f"the pool was stopped; its machines may run on, and cost. `{line}`: "
+                    f"{said or error}"
+                ) from None
     return True
-
-
-def _end_machines(line: str) -> None:
-    with bar("Ending the machines"):
-        try:
-            subprocess.run(
-                shlex.split(line),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=True,
-                timeout=_DOWN_S,
-                start_new_session=True,  # the notebook's interrupt is not meant for it
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            said = str(getattr(error, "output", None) or error).strip().splitlines()[-_NUM_LINES:]
-            raise PoolError(
-                "the pool was stopped, and its machines may run on, and cost: end them with "
-                f"`{line}`, which failed:\n" + "\n".join(said)
-            ) from None
 
 
 def describe(pool: Pool) -> str:

@@ -9,21 +9,20 @@ from gpupool.core.machine.topology import Rank
 
 # What the Tab key offers behind `pool.`; the other public names are for the folders above.
 FOR_USERS = (
-    *("backend", "client", "connection_file", "generation", "hosts", "interrupt", "last_error"),
-    *("log", "options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
-    *("sync_from", "training_ranks", "world_size"),
+    *("backend", "client", "connection_file", "generation", "interrupt", "last_error", "log"),
+    *("options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
+    *("sync_from", "training_ranks", "world_size", "hosts"),
 )
 _WARNING_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host of a pool at one moment.
+    """A host of a pool at one moment; the others reach it at `address`, which `interface` has.
 
-    `gpus` are the names of those that its ranks have, `address` and `interface` where the other
-    hosts reach it. `state` is "up", or says since when it is lost and what is done. `versions` are
-    those of Python, gpupool and torch there. `ping_ms` is the round trip of its line; None if it
-    does not answer. `nccl` says what NCCL has chosen, "" without NCCL.
+    `gpus` names those that its ranks have. `state` is "up", or why not. `versions` are those of
+    python, gpupool and torch. `ping_ms` is the round trip of its line, None if it is not known.
+    `nccl` says what NCCL has chosen, "" without it.
     """
 
     name: str

@@ -69,13 +69,10 @@ def start_parser() -> MagicParser:
         "profile",
         nargs="?",
         metavar="PROFILE",
-        help="where the ranks run: local (the default), this machine; ssh, slurm, mpi, kubernetes, "
-        "sky; or a table of gpupool.toml. What stands behind -- goes to the scheduler: "
-        "start slurm -n 16 -- -p gpu",
+        help="where the ranks run: local, this machine; ssh, slurm, mpi, kubernetes, sky; a table "
+        "of gpupool.toml. What is behind -- goes to the scheduler: start slurm -n 16 -- -p gpu",
     )
-    parser.add_argument(
-        "--hosts", metavar="HOSTS", help="of ssh: HOST or HOST:RANKS, such as gpu1,gpu2:4"
-    )
+    parser.add_argument("--hosts", metavar="HOSTS", help="of ssh, such as gpu1,gpu2:4 (4 ranks)")
     parser.add_argument(
         "-n",
         type=_whole,
@@ -141,21 +138,16 @@ def start_parser() -> MagicParser:
 
 
 def start_options(line: str) -> dict[str, Any]:
-    """The options on a line of %gpupool start; `words` are those behind "--", as they are."""
-    line, dashes, words = f" {line} ".partition(" -- ")
-    options = vars(start_parser().parse_line(line))
-    return {**options, "words": words} if dashes else options
+    """The options on a line of %gpupool start; `words` are what is behind "--"."""
+    line, _, words = f" {line} ".partition(" -- ")
+    return {**vars(start_parser().parse_line(line)), "words": words}
 
 
 def stop_parser() -> MagicParser:
     """%gpupool stop"""
     parser = _parser("stop")
-    parser.add_argument(
-        "--down",
-        action="store_true",
-        default=False,
-        help="also end machines that were rented for it, and would wait for another pool",
-    )
+    words = "also end machines that were rented for it, and would wait for another pool"
+    parser.add_argument("--down", action="store_true", default=False, help=words)
     return parser
 
 

@@ -11,7 +11,7 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import suggest
 from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import pool_bar, tables
+from gpupool.notebook.pool import host_table, pool_bar, tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 from gpupool.pool.session import gpus
@@ -145,7 +145,7 @@ class Commands:
         arguments.COMMANDS["hosts"]().parse_line(rest)
         hosts = session.current_pool().hosts()
         if hosts:
-            display(tables.hosts_shown(hosts), raw=True)
+            display(host_table.hosts_shown(hosts), raw=True)
         else:
             print("All ranks of the pool are on this machine.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from gpupool.core.formatting import duration
+from gpupool.core.formatting import duration, format_ranks
 from gpupool.core.machine.topology import Rank
 from gpupool.notebook.page import markup
 from gpupool.pool.status import PoolStatus
@@ -18,7 +18,7 @@ _COLOURS = {
     "stopped": markup.GREY,
 }
 NO_PROCESS = "–"  # in the column of process ids: the rank's has ended
-RANK_COLUMNS = ("host", "rank", "device", "threads", "pid")
+RANK_COLUMNS = ("rank", "device", "threads", "pid")
 _PILL = "border:1px solid;border-radius:10px;padding:0 8px;white-space:nowrap"
 _NUM_NAMES = 3  # so many variables are named in the bar itself, more only in its details
 
@@ -26,8 +26,6 @@ _NUM_NAMES = 3  # so many variables are named in the bar itself, more only in it
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A pool's bar, ready to draw: `ranks` are rows of `RANK_COLUMNS`, `more` label and text.
-
-    Where all ranks are on the notebook's host, the column of hosts is left out.
 
     `colour` is that of the state, `edge` that of the notice.
 
@@ -58,7 +56,7 @@ def bar_of(status: PoolStatus) -> Bar:
         line=" · ".join(_bar_facts(status)),
         notice=notice,
         edge=edge,
-        ranks=tuple(_by_host(status)),
+        ranks=tuple(rank_rows(status)),
         more=tuple(_more(status)),
         # A pool that works does not count down; a broken one does, as nobody can use it.
         idle_left_s=status.idle_left_s if status.state in ("idle", "broken") else None,
@@ -70,9 +68,7 @@ def status_text(status: PoolStatus) -> str:
     lines = [f"{_title(status)}: {status.state}, " + ", ".join(_facts(status))]
     if status.reason:
         lines.append(status.reason)
-    for place, (rank, device, threads, pid) in zip(status.ranks, _rank_rows(status), strict=True):
-        if place.host and not place.local_rank:
-            lines.append(f"{place.host}:")
+    for rank, device, threads, pid in rank_rows(status):
         plural = "" if threads == "1" else "s"
         process = "no process" if pid == NO_PROCESS else f"pid {pid}"
         lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  {process}")
@@ -109,32 +105,23 @@ def status_html(status: PoolStatus, uid: str = "") -> str:
     return f'<div{named} style="{markup.CARD}">{row}{notice}{details}</div>'
 
 
-def _title(status: PoolStatus) -> str:
-    hosts = list(dict.fromkeys(rank.host for rank in status.ranks if rank.host))
-    where = f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}" if hosts else ""
-    return f"Pool of {len(status.ranks)}{where}"
-
-
-def _by_host(status: PoolStatus) -> list[tuple[str, ...]]:
-    """The rows of ranks; each host is named at the first of its own."""
-    rows = _rank_rows(status)
-    if not any(rank.host for rank in status.ranks):
-        return list(rows)
-    names = ["" if rank.local_rank else rank.host for rank in status.ranks]
-    return [(name, *row) for name, row in zip(names, rows, strict=True)]
-
-
-def _rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
-    """(rank, device, threads, pid) of each rank."""
+def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
+    """(rank, device, threads, pid) of each rank, host by host."""
     return [
         (
-            str(rank.rank),
+            format_ranks([rank.rank], {rank.rank: rank.host}),
             _device(rank, status),
             str(rank.num_threads),
             str(status.pids.get(rank.rank, NO_PROCESS)),
         )
         for rank in status.ranks
     ]
+
+
+def _title(status: PoolStatus) -> str:
+    names = list(dict.fromkeys(rank.host for rank in status.ranks if rank.host))
+    where = names[0] if len(names) == 1 else f"{len(names)} hosts"
+    return f"Pool of {len(status.ranks)}{f' on {where}' * bool(names)}"
 
 
 def _facts(status: PoolStatus) -> list[str]:
@@ -185,7 +172,7 @@ def _details(bar: Bar) -> str:
         for label, text in bar.more
     )
     facts = f'<table class="gpb-facts-table" style="{markup.FONT}"><tbody>{rows}</tbody></table>'
-    ranks = markup.table(RANK_COLUMNS[-len(bar.ranks[0]) :], bar.ranks)
+    ranks = markup.table(RANK_COLUMNS, bar.ranks)
     return f'<div class="gpb-ranks">{ranks}</div>{facts}'
 
 

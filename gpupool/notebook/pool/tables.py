@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,9 @@ from gpupool.core.progress import Course, Progress
 from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
-from gpupool.notebook.pool.host_table import hosts_html, hosts_text
 from gpupool.pool import session
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.status import HostInfo, PoolStatus
+from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
@@ -32,11 +31,6 @@ def waits_text(status: PoolStatus) -> str:
     many = "s" * (len(lost) > 1)
     listed = format_ranks(lost, {rank.rank: rank.host for rank in status.ranks if rank.host})
     return f"gpupool: waiting for rank{many} {listed} to be replaced{when}…"
-
-
-def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:
-    """The hosts of a pool, as text and HTML."""
-    return {"text/plain": hosts_text(hosts), "text/html": hosts_html(hosts)}
 
 
 def env_text(
