@@ -13,6 +13,7 @@ CANNOT = 126  # the status of a command that could not be run; below are numbers
 _CHECK = """\
 Tries what gpupool promises on this machine: a line for each promise, with a figure, in two to four
 minutes. "ok" is kept, "FAIL" is not, "note" is to be looked at, "skip" says why it cannot be tried.
+With a NAME: starts a pool there as %gpupool start NAME does, and has a line for each stage.
 
 Run it where nobody else computes on these GPUs: ranks are killed, hang, and run out of memory on
 purpose. Nothing is left behind. The exit status is the number of FAILs, 125 at most; 126: it could

@@ -1,6 +1,7 @@
 """The command: its options, what it prints, and its exit status. Runs on the client.
 
 python -m gpupool check --gpu
+python -m gpupool check lab
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import gpupool
+from gpupool.check import hosts
 from gpupool.check.bench import Bench
 from gpupool.check.faults import FAULTS
 from gpupool.check.numbers import NUMBERS
@@ -24,6 +26,7 @@ from gpupool.check.pools import FIRST, Home, stop
 from gpupool.check.promise import Check, Line
 from gpupool.check.report import Report, this_machine
 from gpupool.check.runner import STOP_S, Runner
+from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import Device, seconds_argument, suggest
 
 SECONDS = 240.0
@@ -35,6 +38,13 @@ CHECKS: tuple[Check[Bench], ...] = (*_REST, *FAULTS, *NUMBERS)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what the command can be given; what is not given is left out of the result."""
+    parser.add_argument(
+        "cluster",
+        nargs="?",
+        metavar="NAME",
+        help="start a pool there instead, stage by stage: slurm, or a table of gpupool.toml",
+    )
+    parser.add_argument("--url", metavar="URL", help="with NAME: list this s3://... on each host")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--gpu",
@@ -65,7 +75,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(
+def run(cluster: str | None = None, url: str | None = None, **options: Any) -> int:
+    """What `run_here` does, or try a pool on several hosts: see `hosts.run`."""
+    if cluster is None and url is None:
+        return run_here(**options)
+    if cluster is None or options or not (url or "s3://").startswith("s3://"):
+        raise OptionsError("check: NAME goes with --url s3://... alone, and --url needs a NAME.")
+    with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
+        return hosts.run(cluster, url)
+    return INTERRUPTED
+
+
+def run_here(
     device: Device = "auto",
     gpus: str | None = None,
     only: Sequence[str] = (),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 NONE = "–"
 """What stands where there is no value."""
@@ -49,12 +50,17 @@ def rank_count(count: int) -> str:
     return f"{count} rank{'' if count == 1 else 's'}"
 
 
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as short text, runs of three and more with a dash.
+def format_ranks(ranks: Iterable[int], hosts: Mapping[int, str] | None = None) -> str:
+    """Ranks as short text, runs of three and more with a dash; host by host where these are known.
 
     >>> format_ranks([0, 1, 2, 3, 5, 6, 8])
     '0-3, 5, 6, 8'
+    >>> format_ranks([2, 3, 4], {2: "gpu1", 3: "gpu1", 4: "gpu2"})
+    '2, 3 (gpu1), 4 (gpu2)'
     """
+    if hosts:
+        on = groupby(sorted(ranks), lambda rank: hosts.get(rank, ""))
+        return ", ".join(f"{format_ranks(some)}{f' ({host})' * bool(host)}" for host, some in on)
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

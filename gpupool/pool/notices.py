@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
@@ -28,12 +28,14 @@ class Place(NamedTuple):
 class Notice(str):
     """A notice about ranks that has its parts as well, for those who can draw a table.
 
-    `head` says what is wrong, `places` where each rank is, `advice` what can be done.
+    `head` says what is wrong, `places` where each rank is, `advice` what can be done; `hosts` names
+    the hosts of ranks, if the pool is on several.
     """
 
     head = ""
     places: tuple[Place, ...] = ()
     advice = ""
+    hosts: Mapping[int, str] = {}
 
 
 class NoticeLines:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.status import FOR_USERS, PoolStatus
+from gpupool.pool.status import FOR_USERS, HostInfo, PoolStatus
+from gpupool.pool.upkeep.forming import network_of
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
@@ -267,6 +269,12 @@ class Pool(Ranks):
             credentials=self.environment.credentials,
             calls=tuple(sorted({n for _, n in self.engines.running() if n is not None})),
         )
+
+    def hosts(self) -> tuple[HostInfo, ...]:
+        """The hosts of the pool at this moment; none where all its ranks are on this machine."""
+        hosts = self.engines.launch.hosts()
+        logs = {one.name: self.log(one.ranks[0], 10_000) for one in hosts if one.state == "up"}
+        return tuple(replace(one, nccl=network_of(logs.get(one.name, ""))) for one in hosts)
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
         """Call `listener(status)` when the pool breaks or is mended, stops soon or has stopped.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
+import subprocess
 import threading
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
-from gpupool.core.errors import NoPoolError, PoolError
+from gpupool.core.errors import NoPoolError, OptionsError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
 from gpupool.core.options.option_help import Annotation, parameters
@@ -46,7 +48,12 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
-        for name in ("gpus", "env"):
+        if isinstance(words := options.get("words"), str):
+            try:
+                options["words"] = tuple(shlex.split(words))
+            except ValueError as error:  # a quotation without end
+                raise OptionsError(f"words: {error}.") from None
+        for name in ("gpus", "env", "hosts"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
@@ -123,13 +130,37 @@ def find() -> Pool | None:
 current.find_pool = find
 
 
-def stop() -> bool:
-    """Stop the pool of this notebook; returns whether there was one."""
-    pool = find()
-    if pool is not None:
-        with bar("Stopping the pool"):
-            pool.stop()
-    return pool is not None
+def stop(*, down: bool = False) -> bool:
+    """Stop the pool of this notebook; returns whether there was one.
+
+    Args:
+        down: also end the machines that were rented for it, or for the last one.
+
+    Raises:
+        OptionsError: none were; nothing was stopped.
+        PoolError: the command that ends them failed.
+    """
+    pool = _current if down else find()  # they outlast it
+    if pool is None:
+        return False
+    line = pool.engines.launch.down if down else ""
+    if down and not line:
+        raise OptionsError("--down: no machines were rented; `%gpupool stop` ends the pool.")
+    with bar("Stopping the pool"):
+        pool.stop()
+    if line:
+        with bar("Ending the machines"):
+            try:  # in a session of its own: the notebook's interrupt is not meant for it
+                subprocess.run(
+                    shlex.split(line), capture_output=True, check=True, start_new_session=True
+                )
+            except (OSError, subprocess.CalledProcessError) as error:
+                said = getattr(error, "stderr", b"").decode(errors="replace").strip()[-500:]
+                raise PoolError(
+                    f"the pool was stopped; its machines may run on, and cost. `{line}`: "
+                    f"{said or error}"
+                ) from None
+    return True
 
 
 def describe(pool: Pool) -> str:

@@ -11,9 +11,29 @@ from gpupool.core.machine.topology import Rank
 FOR_USERS = (
     *("backend", "client", "connection_file", "generation", "interrupt", "last_error", "log"),
     *("options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
-    *("sync_from", "training_ranks", "world_size"),
+    *("sync_from", "training_ranks", "world_size", "hosts"),
 )
 _WARNING_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """A host of a pool at one moment; the others reach it at `address`, which `interface` has.
+
+    `gpus` names those that its ranks have. `state` is "up", or why not. `versions` are those of
+    python, gpupool and torch. `ping_ms` is the round trip of its line, None if it is not known.
+    `nccl` says what NCCL has chosen, "" without it.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    gpus: tuple[str, ...]
+    address: str
+    interface: str
+    state: str
+    versions: Mapping[str, str]
+    ping_ms: float | None
+    nccl: str = ""
 
 
 @dataclass(frozen=True, slots=True)

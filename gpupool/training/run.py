@@ -20,6 +20,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.formatting import format_ranks
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.model_facts import chosen_loss
@@ -121,7 +122,8 @@ class TrainingRun:
         self._ranks = pool.training_ranks
         gpus = [pool.ranks[rank].gpu for rank in self._ranks]  # numbered as on their machine
         devices = tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
-        self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices}
+        hosts = tuple(filter(None, (pool.ranks[rank].host for rank in self._ranks)))
+        self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices, "hosts": hosts}
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_print)
         self._call = Train(self._job.wire, str(self._weights_path))
@@ -273,8 +275,9 @@ class TrainingRun:
         """Have all ranks end after their last complete step, since the data of one do not come."""
         why = f" ({waits.reason})" if waits.reason else ""
         step = len(self.history.steps)
+        who = format_ranks([rank], self._pool.host_names)
         words = (
-            f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so far"
+            f"stopped while rank {who} waited for its data, for {waits.batch_s:.0f} s so far"
             f"{why}; the step that had begun is left out."
         )
         self.history.add(WarningEvent("stop", words, step))

@@ -16,8 +16,10 @@ import psutil
 import pytest
 
 from gpupool.check.command import CHECKS
+from gpupool.check.hosts import STAGES
 from gpupool.check.pools import FIRST, Home, stop
 from gpupool.core.machine.gpus import discover
+from tests.servers.s3 import SeaweedServer
 from tests.support.processes import gone, until
 
 LIMIT_S = 170.0
@@ -68,6 +70,27 @@ def test_promises_are_kept_on_cpu_ranks_and_nothing_is_left(temporary: Path) -> 
     assert lines["start"]["figures"]["ranks"] == 2
     assert lines["failure"]["text"].startswith("equal to the last bit: the checkpoint of step 60")
     assert err.splitlines()[1].startswith("  ok  start: ")  # the lines, for who waits
+    assert left(temporary) == set()
+
+
+def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServer) -> None:
+    os.environ.update(s3.env)
+    bucket = s3.make_bucket("stages")
+    s3.put_objects("stages", {f"{n}.txt": b"x" for n in range(3)})
+    status, out, err = checked(temporary, "local", "--url", bucket)
+    found = dict(re.findall(r"(?m)^  ok  (.+) \([\d.]+ s\): (.+)$", out))
+    assert (list(found), status, err.count("Traceback")) == (list(STAGES), 0, 0)
+    assert found["all_reduce"].startswith("64 MiB at ")
+    assert found["S3"].startswith("3 names in a page of s3://")
+    assert left(temporary) == set()
+
+
+@pytest.mark.long
+def test_the_first_stage_that_fails_is_the_last_line(temporary: Path, s3: SeaweedServer) -> None:
+    os.environ.update(s3.env)
+    status, out, _ = checked(temporary, "local", "--url", "s3://no-such-bucket")
+    *lines, last = [line[:8] for line in out.splitlines() if line[:4] in ("  ok", "FAIL")]
+    assert (len(lines), last, status) == (7, "FAIL  S3", 1)
     assert left(temporary) == set()
 
 
@@ -138,6 +161,10 @@ def test_a_reader_that_goes_away_ends_it_and_nothing_is_left(temporary: Path) ->
         (["--cpu", "--gpu"], "argument --gpu: not allowed with argument --cpu"),
         (["--seconds", "0"], "0 is not a number of seconds above 0"),
         (["--cpu", "--gpus", "0"], "exclude each other"),
+        (["lab", "--cpu"], "NAME goes with --url s3://... alone"),
+        (["lab", "--url", "/tmp"], "NAME goes with --url s3://... alone"),
+        (["--url", "s3://bucket"], "--url needs a NAME"),
+        (["nonsense"], "OptionsError: "),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence_and_a_status_of_its_own(

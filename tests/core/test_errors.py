@@ -68,6 +68,16 @@ def test_the_rank_that_failed_first_is_shown_and_never_one_that_was_only_freed()
     assert spmd(failed(3, at=1.0), failed(2, at=1.0)).first.rank == 2
 
 
+def test_the_host_of_a_rank_is_named_where_it_has_one() -> None:
+    hosts = dict(enumerate(["gpu1", "gpu1", "gpu2", "gpu2"]))
+    errors = {n: failed(n, at=n, freed=n > 1) for n in (1, 2, 3)}
+    error = pickle.loads(pickle.dumps(SpmdError(errors, 4, hosts)))
+    assert (error.hosts, error.first.rank) == (hosts, 1)
+    assert str(error).startswith("rank 1 (gpu1): ValueError: bad (")
+    assert error.details()[1] == "rank 1 (gpu1):"
+    assert error.details()[-1] == "rank 2, 3 (gpu2): waiting in a collective"
+
+
 def test_the_others_are_told_by_kind_equal_ones_together() -> None:
     error = spmd(
         failed(0), failed(1, "x", 1.0), failed(2, "x", 1.0), failed(3, freed=True), world_size=4

@@ -47,3 +47,8 @@ class Cluster:
     """Ports to listen at, as "42000-42040", where a firewall leaves these open."""
     env: tuple[str, ...] = ()
     """Names or globs of variables that the hosts get from here."""
+
+
+def names() -> tuple[str, ...]:
+    """What a pool can be started on beside this machine: presets, and tables of gpupool.toml."""
+    return "ssh", "slurm", "mpi", "kubernetes", "sky"

@@ -36,6 +36,10 @@ class PoolOptions:
 
     profile: str = "local"
     """Where the engines run; "local" is this machine."""
+    hosts: tuple[str, ...] = ()
+    """Where, if `profile` is "ssh": each HOST, or HOST:RANKS for a number of ranks there."""
+    words: tuple[str, ...] = ()
+    """What the command that asks for hosts is given besides, such as "-p", "gpu"."""
     n: int | None = None
     """Number of ranks; None: one per GPU, or 2 on a machine without.
 

@@ -22,8 +22,9 @@ class StartEvent:
     Where it begins again, everything that was reported before follows once more. `num_steps` and
     `steps_per_epoch` are 0 where that is not known, as of a stream. `objective` is by what the best
     network is chosen ("loss", "accuracy", a metric), if any is. `devices` are those of `ranks`, in
-    this order. `validate_every` counts steps; 0: there is no validation; -1: one after every epoch,
-    of a length that nobody knows. `started_at` is rank 0's wall clock. `unit` is what a sample is.
+    this order, and `hosts` where these are, if the pool is on several. `validate_every` counts
+    steps; 0: there is no validation; -1: one after every epoch, of a length that nobody knows.
+    `started_at` is rank 0's wall clock. `unit` is what a sample is.
     """
 
     num_epochs: int
@@ -44,6 +45,7 @@ class StartEvent:
     started_at: float = 0.0
     unit: str = "samples"
     metrics: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

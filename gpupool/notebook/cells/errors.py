@@ -35,7 +35,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
 def _block(errors: list[RankError], error: SpmdError) -> str:
     first = errors[0]
     is_cause = first is error.first
-    ranks = f"<b>[{format_ranks(e.rank for e in errors)}]</b> "
+    ranks = f"<b>[{escape(format_ranks((e.rank for e in errors), error.hosts))}]</b> "
     if first.freed:
         title = ranks + escape(_one_line(first))
     else:

@@ -14,7 +14,10 @@ def notice_html(text: str) -> str:
     """A notice as an amber bar; one about ranks as a table of them, with an Interrupt button."""
     if not isinstance(text, Notice) or not text.places:
         return markup.bar(markup.code(text), markup.AMBER)
-    rows = [(format_ranks(ranks), doing or "running", line) for ranks, doing, line in text.places]
+    rows = [
+        (format_ranks(ranks, text.hosts), doing or "running", line)
+        for ranks, doing, line in text.places
+    ]
     table = markup.table(("ranks", "where", "line"), rows)
     parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]
     return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)

@@ -10,6 +10,7 @@ import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from typing import Any
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import (
@@ -29,6 +30,7 @@ SUMMARIES: Mapping[str, str] = {
     "restart": "Replace ranks by new ones, all of them unless named.",
     "sync": "Copy variables of one rank to the others.",
     "interrupt": "Interrupt the busy ranks; a training stops and keeps its network.",
+    "hosts": "List the hosts of the pool: ranks, GPUs, addresses, versions.",
     "gpus": "List the GPUs of this machine and who uses them.",
     "env": "Copy environment variables and AWS logins to the ranks.",
     "log": "Show the end of a rank's log.",
@@ -64,8 +66,13 @@ def start_parser() -> MagicParser:
         "Returns when the process group is formed. `%%spmd` cells and trainings then run on it.",
     )
     parser.add_argument(
-        "profile", nargs="?", metavar="PROFILE", help="where the ranks run: local, this machine"
+        "profile",
+        nargs="?",
+        metavar="PROFILE",
+        help="where the ranks run: local, this machine; ssh, slurm, mpi, kubernetes, sky; a table "
+        "of gpupool.toml. What is behind -- goes to the scheduler: start slurm -n 16 -- -p gpu",
     )
+    parser.add_argument("--hosts", metavar="HOSTS", help="of ssh, such as gpu1,gpu2:4 (4 ranks)")
     parser.add_argument(
         "-n",
         type=_whole,
@@ -127,6 +134,20 @@ def start_parser() -> MagicParser:
         metavar="TIME",
         help="how long ranks may wait before that counts as a hang: 30s (the default), 5m, never",
     )
+    return parser
+
+
+def start_options(line: str) -> dict[str, Any]:
+    """The options on a line of %gpupool start; `words` are what is behind "--"."""
+    line, _, words = f" {line} ".partition(" -- ")
+    return {**vars(start_parser().parse_line(line)), "words": words}
+
+
+def stop_parser() -> MagicParser:
+    """%gpupool stop"""
+    parser = _parser("stop")
+    words = "also end machines that were rented for it, and would wait for another pool"
+    parser.add_argument("--down", action="store_true", default=False, help=words)
     return parser
 
 
@@ -255,6 +276,7 @@ def spmd_parser() -> MagicParser:
 COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     **{name: partial(_parser, name) for name in SUMMARIES},  # those without arguments stay so
     "start": start_parser,
+    "stop": stop_parser,
     "restart": restart_parser,
     "sync": sync_parser,
     "env": env_parser,

@@ -11,7 +11,7 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import suggest
 from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import pool_bar, tables
+from gpupool.notebook.pool import host_table, pool_bar, tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 from gpupool.pool.session import gpus
@@ -52,6 +52,7 @@ class Commands:
             "restart": self._restart,
             "sync": self._sync,
             "interrupt": self._interrupt,
+            "hosts": self._hosts,
             "gpus": self._gpus,
             "env": self._env,
             "log": self._log,
@@ -80,7 +81,7 @@ class Commands:
             raise OptionsError(f"%gpupool has no command {word!r}. {hint}")
         if word in ("env", "start"):  # before anything is parsed, which would repeat it
             typed_secrets.refuse_typed_value(rest)
-        if not _HELP.isdisjoint(rest.split()):
+        if not _HELP.isdisjoint(rest.partition(" -- ")[0].split()):
             print(arguments.COMMANDS[word]().manual())
             return None
         try:
@@ -101,16 +102,16 @@ class Commands:
             display(pool.status())
 
     def _start(self, rest: str) -> None:
-        options = vars(arguments.start_parser().parse_line(rest))
+        options = arguments.start_options(rest)
         with tables.StartProgress() as progress:
             pool = session.start(**options, progress=progress)
             progress.finish(pool)
 
     def _stop(self, rest: str) -> None:
-        arguments.COMMANDS["stop"]().parse_line(rest)
+        down = arguments.COMMANDS["stop"]().parse_line(rest).down
         # Presses do nothing meanwhile: a stop that is cut off half way would leave processes.
         with ignored():
-            print("Pool stopped." if session.stop() else "No pool was running.")
+            print("Pool stopped." if session.stop(down=down) else "No pool was running.")
         ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted
 
     def _restart(self, rest: str) -> None:
@@ -139,6 +140,14 @@ class Commands:
         arguments.COMMANDS["interrupt"]().parse_line(rest)
         is_any = session.current_pool().interrupt()
         print("Interrupted the busy ranks." if is_any else "No rank is busy.")
+
+    def _hosts(self, rest: str) -> None:
+        arguments.COMMANDS["hosts"]().parse_line(rest)
+        hosts = session.current_pool().hosts()
+        if hosts:
+            display(host_table.hosts_shown(hosts), raw=True)
+        else:
+            print("All ranks of the pool are on this machine.")
 
     def _gpus(self, rest: str) -> object:
         arguments.COMMANDS["gpus"]().parse_line(rest)

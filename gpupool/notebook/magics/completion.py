@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from gpupool.core.errors import GpuPoolError
+from gpupool.core.options import clusters
 from gpupool.core.options.pool_options import PROFILES
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.notebook.magics.parser import MagicParser
@@ -58,6 +61,8 @@ def unregister(shell: Any) -> None:
 
 def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:
     """The values that may come next, and the options not yet there."""
+    if "--" in before:  # the words of another program
+        return []
     actions, may_be_option = parser.expected_after(before)
     values: list[str] = []
     for action in actions:
@@ -77,8 +82,14 @@ def _ranks() -> list[str]:
     return list(map(str, range(min(pool.world_size, _NUM_RANKS)))) if pool is not None else []
 
 
+def _profiles() -> Iterable[str]:
+    with contextlib.suppress(GpuPoolError, OSError):  # of a gpupool.toml that is being written
+        return dict.fromkeys((*PROFILES, *clusters.names()))
+    return PROFILES
+
+
 _WORDS: Words = {
-    "profile": lambda: PROFILES,
+    "profile": _profiles,
     "env": _environment,
     "names": _environment,
     "rank": _ranks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from gpupool.core.formatting import NONE, milliseconds, of_memory
+from gpupool.core.formatting import NONE, format_ranks, milliseconds, of_memory
 from gpupool.core.wire.events import RankEvent
 from gpupool.training.history import TrainingHistory
 
@@ -40,8 +40,9 @@ def rank_rows(history: TrainingHistory) -> list[RankRow]:
     devices = start.devices or (start.device,) * len(ranks)
     slowest = history.slowest
     notes = {slowest.rank: _slow(slowest.share)} if slowest else {}
+    hosts = dict(zip(ranks, start.hosts, strict=False))  # host by host, as ranks are numbered
     return [
-        _row(rank, device, history.ranks.get(rank), notes.get(rank, ""))
+        _row(format_ranks([rank], hosts), device, history.ranks.get(rank), notes.get(rank, ""))
         for rank, device in zip(ranks, devices, strict=True)
     ]
 
@@ -66,12 +67,12 @@ def rank_summary(history: TrainingHistory) -> str:
     return f"mean utilization {100 * fmean(shares):.0f} %" if shares else ""
 
 
-def _row(rank: int, device: str, event: RankEvent | None, note: str) -> RankRow:
-    event = event or RankEvent(rank, 0)
+def _row(rank: str, device: str, event: RankEvent | None, note: str) -> RankRow:
+    event = event or RankEvent(0, 0)
     used, total, share = event.memory_bytes, event.total_memory_bytes, event.utilization
     seconds = event.step_s if event.work_s is None else event.work_s
     return RankRow(
-        rank=str(rank),
+        rank=rank,
         device=device.replace("NVIDIA ", ""),
         utilization=share,
         utilization_text=NONE if share is None else f"{100 * share:.0f} %",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-from gpupool.core.formatting import duration
+from gpupool.core.formatting import duration, format_ranks
 from gpupool.core.machine.topology import Rank
 from gpupool.notebook.page import markup
 from gpupool.pool.status import PoolStatus
@@ -50,7 +50,7 @@ def bar_of(status: PoolStatus) -> Bar:
         notice = f"{notice}\nThe pool {countdown(status)}.".lstrip()
         edge = markup.AMBER if status.state == "idle" else edge
     return Bar(
-        title=f"Pool of {len(status.ranks)}",
+        title=_title(status),
         state=status.state,
         colour=_COLOURS[status.state],
         line=" · ".join(_bar_facts(status)),
@@ -65,7 +65,7 @@ def bar_of(status: PoolStatus) -> Bar:
 
 def status_text(status: PoolStatus) -> str:
     """One line on the pool and one for each rank."""
-    lines = [f"Pool of {len(status.ranks)}: {status.state}, " + ", ".join(_facts(status))]
+    lines = [f"{_title(status)}: {status.state}, " + ", ".join(_facts(status))]
     if status.reason:
         lines.append(status.reason)
     for rank, device, threads, pid in rank_rows(status):
@@ -106,16 +106,22 @@ def status_html(status: PoolStatus, uid: str = "") -> str:
 
 
 def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
-    """(rank, device, threads, pid) of each rank."""
+    """(rank, device, threads, pid) of each rank, host by host."""
     return [
         (
-            str(rank.rank),
+            format_ranks([rank.rank], {rank.rank: rank.host}),
             _device(rank, status),
             str(rank.num_threads),
             str(status.pids.get(rank.rank, NO_PROCESS)),
         )
         for rank in status.ranks
     ]
+
+
+def _title(status: PoolStatus) -> str:
+    names = list(dict.fromkeys(rank.host for rank in status.ranks if rank.host))
+    where = names[0] if len(names) == 1 else f"{len(names)} hosts"
+    return f"Pool of {len(status.ranks)}{f' on {where}' * bool(names)}"
 
 
 def _facts(status: PoolStatus) -> list[str]:

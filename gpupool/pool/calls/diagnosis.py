@@ -8,7 +8,7 @@ collective may still come to one: that is told, and is no hang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.formatting import format_ranks
@@ -41,7 +41,8 @@ class Observed:
 
     `where` is its last answer, None before the first. `same_s`: seconds in the same collective, or
     since it is over; `stopped_s`: since its process was stopped, by SIGSTOP. `finished`: it has
-    ended the cell; `left`: by `exit()` or `sys.exit()`; `runs_it`: it has begun it.
+    ended the cell; `left`: by `exit()` or `sys.exit()`; `runs_it`: it has begun it. `host`: ""
+    where all ranks are on the notebook's.
     """
 
     where: Location | None = None
@@ -51,6 +52,7 @@ class Observed:
     same_s: float = 0.0
     stopped_s: float = 0.0
     pid: int = 0
+    host: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -128,7 +130,7 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     waiting = hanging or [rank for rank in lasting if late[rank]]
     stopped = [rank for rank, one in seen.items() if one.is_stopped and not one.finished]
     if not waiting and stopped:
-        return _diagnosis(_stopped_text(stopped, seen).removesuffix("."), {})
+        return _diagnosis(_stopped_text(stopped, seen).removesuffix("."), {}, seen)
     if not waiting:
         return _of_one_collective(lasting[0], seen, is_hang=False) if lasting else None
     involved = sorted({*waiting, *(other for rank in waiting for other in late[rank])})
@@ -137,10 +139,12 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     head = "the ranks have been in different collectives"
     if outside:
         have = "have" if len(inside) > 1 else "has"
-        head = f"{_ranks(inside)} {have} been waiting for {_ranks(outside)}"
+        hosts = _hosts(seen)
+        head = f"{_ranks(inside, hosts)} {have} been waiting for {_ranks(outside, hosts)}"
     return _diagnosis(
         f"{head} for {max(seen[rank].same_s for rank in inside):.0f} s",
         {rank: _place(seen[rank]) for rank in (*inside, *outside)},
+        seen,
         is_hang=bool(hanging),
         by_exit=by_exit,
         more=_stopped_text([rank for rank in stopped if rank in involved], seen),
@@ -153,6 +157,7 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
 def _diagnosis(
     head: str,
     words: Mapping[int, Words],
+    seen: Mapping[int, Observed],
     *,
     is_hang: bool = False,
     by_exit: bool = False,
@@ -163,12 +168,14 @@ def _diagnosis(
     for rank, what in words.items():
         groups.setdefault(what, []).append(rank)
     places = tuple(Place(tuple(ranks), *what) for what, ranks in groups.items())
-    finding = f"{head}: {'; '.join(map(_sentence, places))}" if places else head
+    hosts = _hosts(seen)
+    said = "; ".join(_sentence(place, hosts) for place in places)
+    finding = f"{head}: {said}" if places else head
     begin = f"Hang: {head}" if is_hang else head[0].upper() + head[1:]
     advice = _ADVICE if is_hang and not more else ""
     notice = Notice(f"{begin}{finding.removeprefix(head)}. {more or advice}".rstrip())
     notice.head = f"{begin}. {more}".rstrip()
-    notice.places, notice.advice = places, advice
+    notice.places, notice.advice, notice.hosts = places, advice, hosts
     return Diagnosis(finding, notice, is_hang, by_exit)
 
 
@@ -187,18 +194,23 @@ def _of_one_collective(rank: int, seen: Mapping[int, Observed], *, is_hang: bool
     if not is_hang:
         more = "It is slow, or they have called it with different sizes, sources or operations."
         head = f"all that take part have been in {op} for {seconds}"
-        return _diagnosis(head, words, more=more)
+        return _diagnosis(head, words, seen, more=more)
     how = f"not called {op} alike"
     if len(sizes) > 1:
         how = f"called {op} with tensors that do not go together"
-    return _diagnosis(f"the ranks have {how}, {seconds} ago", words, is_hang=True)
+    return _diagnosis(f"the ranks have {how}, {seconds} ago", words, seen, is_hang=True)
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-7"."""
-    listed = format_ranks(ranks)
+def _hosts(seen: Mapping[int, Observed]) -> dict[int, str]:
+    """The hosts of ranks, of those that are on another one than the notebook's."""
+    return {rank: one.host for rank, one in seen.items() if one.host}
+
+
+def _ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-7", "ranks 0-3 (gpu1) and 4 (gpu2)"."""
+    listed = format_ranks(ranks, hosts)
     before, _, last = listed.rpartition(", ")
-    many = "s" * (bool(before) or "-" in last)
+    many = "s" * (len(ranks) > 1)
     return f"rank{many} {before} and {last}" if before else f"rank{many} {last}"
 
 
@@ -216,18 +228,19 @@ def _place(one: Observed) -> Words:
     return "" if where.spot else "elsewhere", where.spot
 
 
-def _sentence(place: Place) -> str:
+def _sentence(place: Place, hosts: Mapping[int, str]) -> str:
     """ "ranks 0, 2 and 3 in barrier (Cell In[19], line 3)"."""
     ranks, doing, line = place
     at = f" ({line})" if doing else f"at {line}"
-    return f"{_ranks(ranks)} {doing}{at if line else ''}"
+    return f"{_ranks(ranks, hosts)} {doing}{at if line else ''}"
 
 
 def _stopped_text(ranks: Iterable[int], seen: Mapping[int, Observed]) -> str:
     """What is said of processes that stand still."""
+    hosts = _hosts(seen)
     return " ".join(
-        f"Rank {rank} has been stopped for {seen[rank].stopped_s:.0f} s: `kill -CONT "
-        f"{seen[rank].pid}` resumes it. To interrupt (■), or `%gpupool restart {rank}` for a cell "
-        "in the background, replaces it: its variables are lost then."
+        f"Rank {format_ranks([rank], hosts)} has been stopped for {seen[rank].stopped_s:.0f} s: "
+        f"`kill -CONT {seen[rank].pid}` resumes it. To interrupt (■), or `%gpupool restart "
+        f"{rank}` for a cell in the background, replaces it: its variables are lost then."
         for rank in ranks
     )

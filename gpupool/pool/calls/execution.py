@@ -117,7 +117,9 @@ class Execution(Generic[Value]):
 
     def error(self) -> SpmdError | None:
         """The errors so far as one, if there are any."""
-        return SpmdError(self.errors, len(self.ranks)) if self.errors else None
+        if not self.errors:
+            return None
+        return SpmdError(self.errors, len(self.ranks), self._all_ranks.host_names)
 
     def states(self) -> dict[int, str]:
         """What each rank does as far as is known: "running", "in all_reduce" or "done".

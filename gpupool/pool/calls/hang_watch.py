@@ -81,13 +81,14 @@ class HangWatch:
         return self._diagnosis
 
     def _ask(self, now: float) -> None:
-        pids = self._all_ranks.engines.pids
+        pids, ranks = self._all_ranks.engines.pids, self._all_ranks.placement.ranks
         for rank, pid in pids.items():
             if rank not in self._all or self._all[rank].pid != pid:  # it has been replaced
-                self._all[rank] = _Watched(pid=pid, runs_it=rank in self._ranks)
+                runs_it, host = rank in self._ranks, ranks[rank].host
+                self._all[rank] = _Watched(pid=pid, runs_it=runs_it, host=host)
         for rank, one in self._all.items():
-            is_elsewhere = self._all_ranks.placement.ranks[rank].host
-            if rank not in pids or is_elsewhere or state_of(one.pid) != "T":
+            # (only this machine's processes can be looked at)
+            if one.host or rank not in pids or state_of(one.pid) != "T":
                 one.ran_at = now
         free = [rank for rank, one in self._all.items() if one.answer is None]
         for rank, answer in self._all_ranks.engines.control(Where(glance=True), free).items():

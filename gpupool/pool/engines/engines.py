@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
-from gpupool.core.formatting import rank_count
+from gpupool.core.formatting import format_ranks, rank_count
 from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.clusters import cluster_of
@@ -90,6 +90,12 @@ class _Engine:
     doom: str = ""  # why it is being killed, if it is
     calls: dict[Future[Any], int | None] = field(default_factory=dict)  # -> their numbers
     requests: set[Future[Answer[Any]]] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        """As in "rank 9 (gpu2)"; the host only where it is not the notebook's."""
+        rank = self.place.rank
+        return f"rank {format_ranks([rank], {rank: self.place.host})}"
 
 
 class Engines:
@@ -207,7 +213,7 @@ class Engines:
         with self.changed:
             for rank in ranks:
                 engine = self._engines[rank]
-                engine.loss = engine.loss or Loss(process_of(rank), how)
+                engine.loss = engine.loss or Loss(engine.name, how)
 
     def note_replaced(self, ranks: Iterable[int]) -> None:
         """These ranks are no longer to be replaced, but for those that have died again."""
@@ -415,7 +421,7 @@ class Engines:
                 lost = [one := self._engines[rank]]
                 has_calls = any(number is not None for number in one.calls.values())
                 is_heard = has_calls or one.loss is not None
-                loss = Loss(name, one.doom or how, log_tail=log_tail, is_heard=is_heard)
+                loss = Loss(one.name, one.doom or how, log_tail=log_tail, is_heard=is_heard)
                 self._on_loss(rank, loss)
             for engine in lost:
                 if engine.state is not State.LOST:

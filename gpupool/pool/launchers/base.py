@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpupool.core.machine.topology import Rank
+from gpupool.pool.status import HostInfo
 
 DIE_S = 20.0
 """From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
@@ -24,6 +25,7 @@ class Launcher(Protocol):
     client_file: Path  # what a client needs to connect to the controller
     pids: Mapping[str, int]  # by the names of `core/wire/starter.py`
     preloaded: threading.Event  # engines can be started without waiting for torch
+    down: str = ""  # the command line that ends machines which outlast the pool, if they do
 
     def is_controller_up(self) -> bool:
         """Whether `client_file` is there, to the last byte."""
@@ -33,6 +35,10 @@ class Launcher(Protocol):
 
     def log(self, name: str) -> str | None:
         """The end of a process's log; None: it is gone."""
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """The hosts as they are now; none where all processes are on this one."""
+        return ()
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller; returns at once."""

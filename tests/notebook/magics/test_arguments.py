@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser, start_options
 
 PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
 
@@ -43,3 +43,22 @@ def test_a_bad_line_is_answered_with_what_is_allowed(
         PARSERS[command]().parse_line(line)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        (
+            "slurm -n 16 -- -p gpu -t 4:00:00",
+            {"profile": "slurm", "n": 16, "words": "-p gpu -t 4:00:00"},
+        ),
+        ("slurm -- --comment 'a  b' -n 3", {"profile": "slurm", "words": "--comment 'a  b' -n 3"}),
+        ("ssh --hosts gpu1,gpu2:4", {"profile": "ssh", "hosts": "gpu1,gpu2:4", "words": ""}),
+        ("lab --", {"profile": "lab", "words": ""}),
+    ],
+)
+def test_words_behind_dashes_are_those_of_a_scheduler(
+    line: str, options: dict[str, object]
+) -> None:
+    found = start_options(line)
+    assert {**found, "words": found["words"].strip()} == options

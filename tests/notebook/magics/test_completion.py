@@ -12,7 +12,7 @@ import gpupool
 from gpupool.notebook.magics.completion import Words, complete
 
 WORDS: Words = {
-    "profile": lambda: ["local"],
+    "profile": lambda: ["local", "slurm", "lab"],
     "env": lambda: ["AWS_A", "AWS_B", "HOME"],
     "names": lambda: ["AWS_A", "AWS_B", "HOME"],
     "rank": lambda: ["0", "1"],
@@ -24,6 +24,10 @@ WORDS: Words = {
     ("line", "words"),
     [
         ("%gpupool st", ["status", "start", "stop"]),
+        ("%gpupool start l", ["local", "lab"]),
+        ("%gpupool start slurm --ho", ["--hosts"]),
+        ("%gpupool start slurm -- -", []),  # words of another program
+        ("%gpupool stop --", ["--down"]),
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
         ("%gpupool start --env --b", []),  # a name has to come first
         ("%gpupool start --cpu --c", []),  # an option is offered once
@@ -60,6 +64,7 @@ def offered(shell: InteractiveShell, text: str) -> list[str]:
 def test_the_shell_offers_commands_and_options(shell: InteractiveShell) -> None:
     assert offered(shell, "%gpupool sta") == ["status", "start"]
     assert offered(shell, "%gpupool start --ti") == ["--timeout"]
+    assert offered(shell, "%gpupool start s")[:2] == ["ssh", "slurm"]
     assert offered(shell, "%%spmd --view ") == ["auto", "quiet"]
 
 

@@ -176,6 +176,22 @@ def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Termi
     assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
 
 
+def test_hosts_and_machines_of_a_pool_on_this_one(terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal.run("%gpupool hosts").stdout == "All ranks of the pool are on this machine.\n"
+    assert terminal.run("%gpupool stop --down").stdout.startswith(
+        "OptionsError: --down: no machines"
+    )
+    assert terminal.run("%spmd rank").success  # nothing was stopped
+    down = "import gpupool; launch = gpupool.current_pool().engines.launch; launch.down = "
+    terminal.run(f"{down}'touch {tmp_path / 'down'}'")
+    assert terminal.run("%gpupool stop --down").stdout == "Pool stopped.\n"
+    assert (tmp_path / "down").exists()
+    terminal.run("launch.down = 'cat /nowhere'")  # machines outlast the pool
+    refused = terminal.run("%gpupool stop --down").stdout
+    assert refused.startswith("PoolError: the pool was stopped; its machines may run on")
+    assert "/nowhere: No such file" in refused
+
+
 def test_unloading_ends_a_starter_that_waits(fresh: Terminal) -> None:
     children = "import psutil; print([p.name() for p in psutil.Process().children()])"
     fresh.run("%gpupool stop")

@@ -46,6 +46,12 @@ def test_there_is_a_row_for_what_was_told() -> None:
     assert shown["Checkpoint"] == "after step 1"
 
 
+def test_a_rank_on_another_host_has_its_name_beside_it() -> None:
+    there = replace(START, hosts=("gpu1", "gpu2"))
+    assert [row.rank for row in words.rank_rows(history_of([there]))] == ["0 (gpu1)", "1 (gpu2)"]
+    assert [row.rank for row in words.rank_rows(history_of([START]))] == ["0", "1"]
+
+
 def test_a_metric_has_one_row_and_shares_are_in_percent() -> None:
     start = replace(START, validate_every=4, metrics=("accuracy", "f1", "rmse"), objective="f1")
     metrics = {"accuracy": 0.75, "f1": 0.875, "rmse": 0.875}

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.wire.location import Collective, Location
+from gpupool.notebook.cells.notices import notice_html
 from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 
 HANG_S = 30.0
@@ -168,3 +169,18 @@ def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
 
     assert not found(peer("recv"), peer("send")).is_hang
     assert found(peer("recv"), peer("recv")).is_hang
+
+
+def test_the_hosts_of_ranks_are_named() -> None:
+    ranks = (
+        replace(WAITS, host="gpu1"),
+        replace(WAITS, host="gpu2"),
+        replace(FINISHED, host="gpu2"),
+    )
+    diagnosis = found(*ranks)
+    assert diagnosis.notice.hosts == {0: "gpu1", 1: "gpu2", 2: "gpu2"}
+    assert diagnosis.finding.startswith(
+        "ranks 0 (gpu1) and 1 (gpu2) have been waiting for rank 2 (gpu2)"
+    )
+    assert not found(WAITS, WAITS, FINISHED).notice.hosts
+    assert ">0 (gpu1), 1 (gpu2)<" in notice_html(diagnosis.notice)
