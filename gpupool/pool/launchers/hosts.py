@@ -145,7 +145,7 @@ class Hosts(Launcher):
         self._cluster, self._options, self._on_exit = cluster, options, on_exit
         self._here = Forked(on_exit)
         self.folder, self.client_file = self._here.folder, self._here.client_file
-        self.preloaded = threading.Event()
+        self.preloaded, self.down = threading.Event(), cluster.down
         self._agents: dict[str, Agent] = {}
         self._ranks: tuple[Rank, ...] = ()
         self._over = threading.Event()
@@ -248,7 +248,6 @@ class Hosts(Launcher):
                     state=f"lost: {agent.why_ended}" if agent.is_lost else "up",
                     versions={} if agent.is_lost else agent.hello(0).versions,
                     ping_ms=agent.ping_ms,
-                    nccl="",
                 )
             )
         return found
