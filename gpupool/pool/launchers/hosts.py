@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import SystemRandom
 
-from gpupool.core.errors import OptionsError, PlacementError, PoolError, PoolStartError
+from gpupool.core.errors import PlacementError, PoolError, PoolStartError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine import network
 from gpupool.core.machine.processes import command_for
@@ -149,14 +149,12 @@ class Hosts(Launcher):
         self._agents: dict[str, Agent] = {}
         self._ranks: tuple[Rank, ...] = ()
         self._over = threading.Event()
-        self._job_ended = ""
+        self._job_ended = False
         self._address = ""  # of this host, for the others
         self._master_port = SystemRandom().choice(_PORTS)  # for users' scripts
         first, _, last = cluster.ports.partition("-")
         self._ports = range(int(first), int(last or first) + 1) if first else ()
-        self._allocation = Allocation(
-            cluster, options, self._over, on_end=self._note_end, on_notice=NoticeLines()
-        )
+        self._allocation: Allocation | None = None
 
     def place(self, progress: Progress) -> Placement:
         """Get the hosts, reach them, find how they reach each other, and place the ranks.
@@ -165,10 +163,11 @@ class Hosts(Launcher):
             OptionsError, PlacementError: as `placement.place_ranks`.
             PoolStartError: a host cannot be reached, or has other versions.
         """
-        hosts = self._allocation.get(progress)
+        self._allocation = Allocation(
+            self._cluster, progress, self._over.is_set, self._note_end, NoticeLines()
+        )
+        hosts = self._allocation.hosts
         names = [name for name, _ in hosts]
-        if len({*names}) < len(names):
-            raise OptionsError(f"hosts: each once; there are {', '.join(names)}.")
         progress(f"reaching {', '.join(names)}" if names[4:] == [] else f"{len(names)} hosts")
         self._agents = {name: self._agent(name) for name in names}
         threading.Thread(target=self._watch, name="gpupool-hosts", daemon=True).start()
@@ -257,7 +256,8 @@ class Hosts(Launcher):
         with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(Agent.stop, self._agents.values()))
         self._here.stop(for_good=for_good)
-        self._allocation.close()
+        if self._allocation is not None:
+            self._allocation.close()
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -265,9 +265,8 @@ class Hosts(Launcher):
         python = self._cluster.python or sys.executable
         starter = command_for("gpupool.host.starter", python)
         command = [*starter, self._cluster.network, "0", *ARGUMENTS]
-        # srun and mpiexec take the environment along; kubectl may log in with what is in it
-        env = None if self._cluster.is_private else environ.inheritable(os.environ)
-        wrapped = self._allocation.wrapped(name, command)
+        assert self._allocation is not None
+        wrapped, env = self._allocation.wrapped(name, command), self._allocation.environment
         return Agent(name, wrapped, self._on_exit, self._note_ready, env)
 
     def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
@@ -351,11 +350,12 @@ class Hosts(Launcher):
         if all(agent.line.preloaded.is_set() for agent in self._agents.values()):
             self.preloaded.set()
 
-    def _note_end(self, how: str) -> None:
+    def _note_end(self, words: str) -> None:
         """The job has ended, and nobody here has ended it."""
-        self._job_ended = how
+        self._job_ended = True
         if not self._over.is_set():
-            self._on_exit(f"job {self._allocation.job}", how, "")
+            job, ended, how = words.partition(" ended")
+            self._on_exit(job, f"{ended.strip() or 'has ended'}{how}", "")
 
 
 def _by_host(ranks: Iterable[Rank]) -> dict[str, list[Rank]]:
