@@ -12,14 +12,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import gpupool
 from gpupool.check import cells
 from gpupool.core import errors
-
-if TYPE_CHECKING:
-    from gpupool.pool.status import HostInfo
 
 STAGES = (
     *("starter", "Python and versions", "GPUs", "address", "pairs of hosts", "group"),
@@ -70,14 +66,15 @@ def _tried(name: str, url: str | None) -> Iterator[str]:
     tell = functools.partial(print, "     ", file=sys.stderr, flush=True)  # who waits for a queue
     with gpupool.start(name, env=keys, progress=tell) as pool:
         n, hosts = pool.world_size, pool.hosts()
+        names = [one.name for one in hosts]
         yield f"{len(hosts) or 1} hosts, {n} ranks"
         versions = [", ".join(map(" ".join, one.versions.items())) for one in hosts]
         if len({*versions}) > 1:
-            raise errors.PoolError(_listed(hosts, versions))
+            raise errors.PoolError(_listed(names, versions))
         yield versions[0] if hosts else "this machine alone"
         counts = [Counter(one.gpus).items() for one in hosts]
-        yield _listed(hosts, [", ".join(f"{k} x {gpu}" for gpu, k in of) for of in counts])
-        yield _listed(hosts, [f"{one.address} ({one.interface})" for one in hosts])
+        yield _listed(names, [", ".join(f"{k} x {gpu}" for gpu, k in of) for of in counts])
+        yield _listed(names, [f"{one.address} ({one.interface})" for one in hosts])
         yield f"{len(hosts) * (len(hosts) - 1) // 2}, connected when the pool started"
         yield str(pool.run(cells.group_seen, timeout_s=60.0)[0][1])
         sums = pool.run(cells.sums, _NUM_MIB * cells.MIB, timeout_s=300.0)
@@ -96,6 +93,6 @@ def _tried(name: str, url: str | None) -> Iterator[str]:
             yield f"{page[first[0]]} names in a page of {url}"
 
 
-def _listed(hosts: Iterable[HostInfo], texts: Iterable[str]) -> str:
-    found = zip(hosts, texts, strict=True)
-    return "; ".join(f"{one.name}: {text or 'none'}" for one, text in found) or "this machine"
+def _listed(names: Iterable[str], texts: Iterable[str]) -> str:
+    found = zip(names, texts, strict=True)
+    return "; ".join(f"{name}: {text or 'none'}" for name, text in found) or "this machine"

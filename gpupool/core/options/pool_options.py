@@ -36,10 +36,6 @@ class PoolOptions:
 
     profile: str = "local"
     """Where the engines run; "local" is this machine."""
-    hosts: tuple[str, ...] = ()
-    """Where, if `profile` is "ssh": each HOST, or HOST:RANKS for a number of ranks there."""
-    words: tuple[str, ...] = ()
-    """What the command that asks for hosts is given besides, such as "-p", "gpu"."""
     n: int | None = None
     """Number of ranks; None: one per GPU, or 2 on a machine without.
 
@@ -67,6 +63,10 @@ class PoolOptions:
     may still come to the others, because it sleeps or computes, that is said and nothing ends."""
     hang_after_s: float = 30.0
     """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
+    hosts: tuple[str, ...] = ()
+    """Where, if `profile` is "ssh": each HOST, or HOST:RANKS for a number of ranks there."""
+    words: tuple[str, ...] = ()
+    """What the command that asks for hosts is given besides, such as "-p", "gpu"."""
 
     def __post_init__(self) -> None:
         one_of("profile", self.profile, PROFILES)
