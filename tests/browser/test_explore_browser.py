@@ -108,10 +108,11 @@ class Plots:
 
     def use(self) -> None:
         """All that a reader can do, once."""
+        crosses = self.root.locator("figure > i")
         for share in itertools.islice(itertools.cycle((0.4, 0.5)), 100):
             self.raw.mouse.move(*self.at(share))  # the front end may still lay the page out
             self.settle()
-            if self.reading:
+            if self.reading and all(cross.is_visible() for cross in crosses.all()):
                 break
         step, accuracy, loss, *_ = self.reading
         assert step.startswith("Step ")
@@ -119,7 +120,6 @@ class Plots:
         assert accuracy.startswith("Accuracy ")
         assert "smooth" in loss
         assert "validation " in loss
-        crosses = self.root.locator("figure > i")
         assert all(cross.is_visible() for cross in crosses.all())
 
         self.raw.mouse.move(0, 0)

@@ -127,7 +127,7 @@ def test_a_pool_that_starts_for_data_has_the_keys_with_which_they_were_listed(
         result = gpupool.train(model, images, batch_size=50, max_steps=2, epochs=1, progress="none")
         assert result.history.num_steps == 2
         pool = gpupool.current_pool()
-        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(pool.environment.variables)
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(pool.environment.fingerprints)
     finally:
         stop()
     shown = capsys.readouterr().out

@@ -51,7 +51,6 @@ def facts(
         "epoch": run.epoch,
         "samples_done": run.samples_done,
         "elapsed_s": run.reporter.elapsed_s,
-        "world_size": run.world.size,
         "judge": run.early_stopping.state_dict(),
         "kept": run.kept,
         "kept_step": run.kept_step,
