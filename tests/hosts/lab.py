@@ -40,6 +40,7 @@ _VARIABLES = (
 )
 _OF_A_HOST = f"""
 mkdir -p /run/sshd /run/lock /run/munge {OWN}
+mkdir -m 700 /tmp/gpupool-0  # what torch compiles lasts
 mknod {OWN}/gpu0 c 1 3
 mknod {OWN}/gpu1 c 1 3
 ip link set lo up
@@ -177,12 +178,6 @@ class Lab:
     def heal(self, host: str) -> None:
         """Plug it in."""
         self.run("switch", "ip", "link", "set", f"p-{host}", "up")
-
-    def drop(self, state: str = "on") -> None:
-        """Drop, as a firewall does, all that the nodes send to each other."""
-        for node in NODES:
-            line = f"ip link set p-{node} type bridge_slave isolated {state}"
-            self.run("switch", *line.split())
 
     def num_bytes(self, host: str) -> tuple[int, int]:
         """The bytes that have gone to a host, and come from it."""

@@ -43,11 +43,6 @@ class Notebook:
         """Begin a cell: what comes of it, "value" (its repr), or "error" (class) and "text"."""
         return self._asking.submit(self._actor.ask, "run", source=source)
 
-    def refused(self, start: str) -> str:
-        """Class and text of the error of a pool that does not start."""
-        answer = self.begin(start).result()
-        return f"{answer.get('error')}: {answer.get('text')}"
-
     def close(self) -> None:
         """End it, and wait until it has ended."""
         self._actor.close()
