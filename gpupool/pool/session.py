@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
     """Start the pool of this notebook; returns when its process group is formed.
 
     Args:
-        profile: where the engines run; "local" is this machine.
+        profile: where the engines run; "local" is this machine. Others are "ssh", "slurm", "mpi",
+            "kubernetes", "sky" and the tables of gpupool.toml.
         progress: called with a line of text at each stage.
         options: the fields of `gpupool.PoolOptions`.
 
@@ -46,9 +48,11 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
-        for name in ("gpus", "env"):
+        for name in ("gpus", "env", "hosts"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
+        if (words := options.get("words")) is not None:
+            options["words"] = tuple(shlex.split(words) if isinstance(words, str) else words)
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
             options["gpus"] = None
         chosen = make_options(PoolOptions, {"profile": profile, **options})
