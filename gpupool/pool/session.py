@@ -30,7 +30,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
     """Start the pool of this notebook; returns when its process group is formed.
 
     Args:
-        profile: where the engines run; "local" is this machine.
+        profile: where the engines run; "local" is this machine. Others are "ssh", "slurm", "mpi",
+            "kubernetes", "sky" and the tables of gpupool.toml.
         progress: called with a line of text at each stage.
         options: the fields of `gpupool.PoolOptions`.
 
@@ -48,14 +49,11 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
-        if isinstance(words := options.get("words"), str):
-            try:
-                options["words"] = tuple(shlex.split(words))
-            except ValueError as error:  # a quotation without end
-                raise OptionsError(f"words: {error}.") from None
         for name in ("gpus", "env", "hosts"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
+        if (words := options.get("words")) is not None:
+            options["words"] = tuple(shlex.split(words) if isinstance(words, str) else words)
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
             options["gpus"] = None
         chosen = make_options(PoolOptions, {"profile": profile, **options})

@@ -25,7 +25,7 @@ OnHang: TypeAlias = Literal["tell", "abort"]
 DEVICES: tuple[str, ...] = get_args(Device)
 BACKENDS: tuple[str, ...] = get_args(Backend)
 ON_HANG: tuple[str, ...] = get_args(OnHang)
-PROFILES = ("local",)
+PROFILES = ("local", "ssh", "slurm", "mpi", "kubernetes", "sky")
 
 _T = TypeVar("_T")
 
@@ -35,14 +35,20 @@ class PoolOptions:
     """How a pool is started."""
 
     profile: str = "local"
-    """Where the engines run; "local" is this machine."""
+    """Where the engines run; "local" is this machine. Else "ssh", "slurm", "mpi", "kubernetes",
+    "sky", or the name of a table in gpupool.toml: see docs/guides/clusters.md."""
     n: int | None = None
     """Number of ranks; None: one per GPU, or 2 on a machine without.
 
     Ranks beyond the GPUs are there, without a GPU, and take no part in training."""
+    hosts: tuple[str, ...] = ()
+    """HOST or HOST:RANKS, where the cluster does not say them itself; of "kubernetes" and "sky",
+    how many."""
+    words: tuple[str, ...] = ()
+    """What goes to the scheduler as it is, such as ("-p", "gpu")."""
     gpus: tuple[str, ...] | None = None
-    """GPUs to use: indices as of `nvidia-smi`, UUIDs, or MIG instances such as "0:1"; None: all
-    visible ones."""
+    """GPUs of this machine to use: indices as of `nvidia-smi`, UUIDs, or MIG instances such as
+    "0:1"; None: all visible ones."""
     device: Device = "auto"
     """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
     backend: Backend = "auto"
@@ -56,20 +62,25 @@ class PoolOptions:
     idle_timeout: str | float | None = "30m"
     """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
     timeout_s: float = 60.0
-    """Give up starting after this many seconds."""
+    """Give up starting after this many seconds; those in which a scheduler has no hosts yet do not
+    count."""
     on_hang: OnHang = "tell"
     """What happens when the ranks wait for each other and none gets on: "tell" says where each one
     is, below the running cell; "abort" ends the cell as well, with that as its error. Where a rank
     may still come to the others, because it sleeps or computes, that is said and nothing ends."""
     hang_after_s: float = 30.0
     """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
-    hosts: tuple[str, ...] = ()
-    """Where, if `profile` is "ssh": each HOST, or HOST:RANKS for a number of ranks there."""
-    words: tuple[str, ...] = ()
-    """What the command that asks for hosts is given besides, such as "-p", "gpu"."""
 
     def __post_init__(self) -> None:
-        one_of("profile", self.profile, PROFILES)
+        if not isinstance(self.profile, str) or not self.profile:
+            one_of("profile", self.profile, PROFILES)
+        for name in ("hosts", "words") if self.profile == "local" else ("gpus",):
+            if value := getattr(self, name):
+                other = "other hosts" if name != "gpus" else "this machine"
+                raise OptionsError(
+                    f"{name}={value!r} is of {other}, and profile={self.profile!r} is not: leave "
+                    "one of them out."
+                )
         one_of("device", self.device, DEVICES)
         one_of("backend", self.backend, BACKENDS)
         one_of("on_hang", self.on_hang, ON_HANG)

@@ -84,7 +84,7 @@ def _ranks() -> list[str]:
 
 def _profiles() -> Iterable[str]:
     with contextlib.suppress(GpuPoolError, OSError):  # of a gpupool.toml that is being written
-        return dict.fromkeys((*PROFILES, *clusters.names()))
+        return dict.fromkeys(clusters.names())
     return PROFILES
 
 

@@ -29,7 +29,11 @@ def test_the_defaults_of_a_pool() -> None:
 @pytest.mark.parametrize(
     ("values", "names"),
     [
-        ({"profile": "slurm"}, {"profile"}),
+        ({"profile": ""}, {"profile"}),
+        ({"profile": 3}, {"profile"}),
+        ({"hosts": ("a",)}, {"hosts", "local"}),
+        ({"words": ("-p", "gpu")}, {"words", "local"}),
+        ({"profile": "slurm", "gpus": ("0",)}, {"slurm", "gpus"}),
         ({"device": "tpu"}, {"device"}),
         ({"backend": "mpi"}, {"backend"}),
         ({"n": 0}, {"n"}),
@@ -57,7 +61,7 @@ def test_a_wrong_pool_option_is_refused(values: dict[str, Any], names: set[str])
     [
         ("idle_timout", " 'idle_timeout'?"),
         ("devices", " 'device'?"),
-        ("xyzzy", " profile, n, gpus, device, "),
+        ("xyzzy", " profile, n, hosts, words, "),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_right_one(name: str, answer: str) -> None:

@@ -1,0 +1,146 @@
+"""What a cluster is made of: presets, gpupool.toml, and the sentence for what is wrong there."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options.clusters import Cluster, cluster_of, hosts_of
+from gpupool.core.options.pool_options import PoolOptions
+from tests.support.raising import raises
+
+POD = "image = 'registry/gpupool:1'\nqueue = 'gpus'\nwords = ['--context', 'lab']"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+
+
+def made(profile: str, file: str = "", **options: Any) -> Cluster:
+    """The cluster of these options, with this gpupool.toml."""
+    if file:
+        Path("gpupool.toml").write_text(file)
+        Path("gpupool.toml").chmod(0o644)
+    cluster = cluster_of(PoolOptions(profile=profile, **options))
+    assert cluster is not None
+    return cluster
+
+
+def test_hosts_with_their_ranks() -> None:
+    assert hosts_of(["a", "me@b:2"]) == [("a", None), ("me@b", 2)]
+    assert hosts_of(["4(x2),2", *"abc"]) == [("a", 4), ("b", 4), ("c", 2)]
+    for wrong in (["a", "a:2"], ["-oProxyCommand=x"], ["a:0"], ["a:b"], ["a b"], [""], []):
+        with pytest.raises(OptionsError):
+            hosts_of(wrong)
+
+
+def test_presets() -> None:
+    assert cluster_of(PoolOptions()) is None
+    ssh = made("ssh", hosts=("gpu1", "gpu2:4"))
+    assert (ssh.hosts, ssh.hold, ssh.quotes, ssh.is_private) == (("gpu1", "gpu2:4"), "", True, True)
+    words = ("-p", "gpu", "-t", "4:00:00")
+    hold = shlex.split(made("slurm", n=16, words=words).hold)
+    assert hold[:-3] == ["salloc", "-K", "-n", "16", "--gpus-per-task=1", *words]
+    assert "--gpus-per-task=1" not in made("slurm", n=2, device="cpu").hold
+    assert "--gpus-per-task=1" not in made("slurm", n=2, words=("--gres=gpu:2",)).hold
+    assert "TASKS" not in made("slurm", words=("-N2",)).hold
+    assert "TASKS" in made("slurm", words=("--ntasks=2",)).hold
+    sky = made("sky", hosts=("2",), words=("--gpus", "H100:8"))
+    assert "gpupool gpupool-sky gpupool-sky gpupool-sky-worker1" in sky.hold
+    assert (sky.down, sky.cancel) == ("sky down -y gpupool-sky", "")
+
+
+def test_a_pod_for_each_host() -> None:
+    cluster = made("lab", f"[lab]\nvia = 'kubernetes'\nhosts = 2\n{POD}", n=8)
+    name, number, manifest, *words = shlex.split(cluster.hold)[4:]
+    assert (number, words, cluster.python) == ("2", ["--context", "lab"], "python3")
+    job = yaml.safe_load(manifest)
+    assert job["metadata"] == {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (2, 2)
+    (pod,) = job["spec"]["template"]["spec"]["containers"]
+    assert (pod["image"], pod["resources"]) == (
+        "registry/gpupool:1",
+        {"limits": {"nvidia.com/gpu": 4}},
+    )
+    validate = pytest.importorskip("kubernetes_validate")
+    validate.validate(job, "1.31", strict=True)
+
+
+def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBS_NODEFILE", "nodes")
+    assert "$PBS_NODEFILE" in made("mpi").hold
+    assert made("mpi", hosts=("a",)).hold == ""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
+    for cluster in (made("slurm"), made("mpi")):
+        assert "scontrol show hostnames" in cluster.hold
+        assert cluster.cancel == ""
+    assert "-uSLURM_GPUS_PER_TASK" in shlex.split(made("slurm").run)
+    with raises(OptionsError, "-p gpu", "SLURM_JOB_ID"):
+        made("slurm", words=("-p", "gpu"))
+
+
+def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
+    file = "[lab]\nrun = 'oarsh {host}'\nhold = 'oarsub -l {n}'\nnetwork = '10.1.0.0/16'\nn = 3"
+    lab = made("lab", file)
+    assert (lab.via, lab.hold, lab.n, lab.network) == ("own", "oarsub -l 3", 3, "10.1.0.0/16")
+    assert "$(./list -a)" in made("lab", "[lab]\nrun = 'rsh {host}'\nhosts = './list -a'").hold
+    assert made("ssh", "[ssh]\nhosts = ['a']\nrun = 'ssh -J x {host}'").quotes
+    Path("gpupool.toml").rename(tmp_path / "elsewhere")
+    (tmp_path / "settings/gpupool").mkdir(parents=True)
+    (tmp_path / "settings/gpupool/gpupool.toml").symlink_to(tmp_path / "elsewhere")
+    assert made("ssh").hosts == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("[lab]\nrum = 'x'", "'run'"),
+        ("[lab]\nhosts = 'a'", "run"),
+        ("[lab]\nvia = 'ssg'", "'ssh'"),
+        ("[lab]\nvia = 'ssh'", "--hosts"),
+        ("[lab]\nvia = 'ssh'\nhosts = [1]", "hosts"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nenv = 'X'", "env"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a:2']\nn = 2", "n=2"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nwords = ['x']", "words"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nports = '1'", "'42000-42040'"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nrun = \"ssh 'x\"", "quotation"),
+        ("[lab]\nrun = 'x'\nhold = 'x {n}'", "-n 8"),
+        ("[lab]\nvia = 'kubernetes'\nn = 2", "image"),
+        ("[lab]\nvia = 'kubernetes'\nn = 3\nhosts = 2\nimage = 'x'", "2"),
+        ("[lab]\napi_key = 'hunter22'", "api_key"),
+        ("[lab]\nrun = 'x https://me:hunter22@h/ {host}'", "run"),
+        ("[lab]\nenv = ['X=hunter22']", "env"),
+        ("[lab\nhunter22 = 1", "line 1"),
+        ("hunter22 = 1", "[NAME]"),
+        ("[lob]", "'lob'"),
+    ],
+)
+def test_what_is_wrong_in_the_file(file: str, said: str) -> None:
+    with raises(OptionsError, said, "lab" if said == "'lob'" else "gpupool.toml") as caught:
+        made("lab", file)
+    assert "hunter22" not in str(caught.value).replace("hunter22 is in no table", "")
+
+
+@pytest.mark.parametrize("mode", [0o664, 0o646])
+def test_a_file_that_others_can_write_runs_nothing(mode: int) -> None:
+    made("ssh", "[ssh]\nhosts = ['a']")
+    Path("gpupool.toml").chmod(mode)
+    with raises(OptionsError, "chmod go-w gpupool.toml"):
+        made("ssh", hosts=("a",))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a file to another user: needs root")
+def test_a_file_of_another_user_runs_nothing() -> None:
+    made("ssh", "[ssh]\nhosts = ['a']")
+    os.chown("gpupool.toml", 65534, -1)
+    with raises(OptionsError, "gpupool.toml"):
+        made("ssh", hosts=("a",))
