@@ -180,7 +180,6 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
     MASTER_PORT.
     """
     by_default = {
-        "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
         # torch.compile starts so many processes: 32 a rank else
         "TORCHINDUCTOR_COMPILE_THREADS": str(rank.num_threads),
         # cuBLAS reads it once: for a training with deterministic=True that comes later
@@ -203,7 +202,7 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         environ.RANK: json.dumps(asdict(replace(rank, gpu=None))),
         # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
         **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
-        **environ.for_groups(os.environ),
+        **environ.for_groups(os.environ, rank.interface),
         **{name: value for name, value in by_default.items() if name not in os.environ},
     }
 

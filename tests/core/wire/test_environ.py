@@ -49,3 +49,15 @@ def test_a_secret_within_a_url_is_in_no_first_environment_and_masked() -> None:
 
 def test_what_is_too_short_to_mask_is_no_secret_value() -> None:
     assert environ.secret_values({"PIN_KEY": "1234"}) == set()
+
+
+def test_with_other_hosts_groups_use_the_interface_unless_the_user_says_otherwise() -> None:
+    found = environ.for_groups({"GLOO_SOCKET_IFNAME": "ib0"}, "eth1")
+    assert "GLOO_SOCKET_IFNAME" not in found
+    assert found["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert not found.keys() & {"NCCL_NET", "NCCL_IB_DISABLE"}
+    assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT")
+    assert not environ.for_groups({"NCCL_DEBUG": "TRACE"}, "eth1").keys() & {
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_SUBSYS",
+    }
