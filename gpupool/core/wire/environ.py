@@ -22,23 +22,18 @@ from gpupool.core.urls import passwords
 RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 
 # What process groups read. A failed collective must raise, not end the process with the user's
-# variables; and each is bound to listen on loopback alone.
+# variables.
 _OF_GROUPS = {
-    "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_GLOO_LAZY_INIT": "0",  # nobody would look who it is: engine/group/gloo_sockets.py
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
-    "NCCL_SOCKET_IFNAME": "=lo",  # this very name: "lo" alone means "lo0" and "local1" as well
     "NCCL_RAS_ENABLE": "0",  # its thread listens at a fixed port, for which two pools would fight
 }
 # In these the user's own setting wins.
 _OF_GROUPS_BY_DEFAULT = {
-    # No plug-in for InfiniBand and the like, which opens devices that one machine does not need.
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
     # torch writes its record of collectives into the home at each failure that it detects, and
     # waits for that: a rank whose peer was killed would leave its group a minute later.
     "TORCH_FR_DUMP_ON_TIMEOUT": "0",
@@ -47,6 +42,14 @@ _OF_GROUPS_BY_DEFAULT = {
     # Each rank sees one GPU, as number 0: symmetric memory takes them for one and the same.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
+_ON_ONE_HOST = {
+    # No plug-in for InfiniBand and the like, which opens devices that one machine does not need.
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
+}
+# Which network NCCL has chosen stands in the log, too.
+_LOG_ON_HOSTS = {"NCCL_DEBUG": "INFO"}
 
 AWS_KEY_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -111,15 +114,22 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environ.items() if not _is_secret(k) and not passwords(v)}
 
 
-def for_groups(environ: Mapping[str, str]) -> dict[str, str]:
-    """What process groups of a process with this environment are to find set.
+def for_groups(interface: str = "") -> tuple[dict[str, str], dict[str, str]]:
+    """What process groups are to find set, and what else where the host's environment lacks it.
 
-    >>> found = for_groups({"NCCL_NET": "IB", "NCCL_SOCKET_IFNAME": "eth0"})
-    >>> found["NCCL_SOCKET_IFNAME"], "NCCL_NET" in found
-    ('=lo', False)
+    Args:
+        interface: where the other hosts reach this one; "" if there are none. Then all listen on
+            loopback alone, whatever the user has set.
+
+    >>> for_groups()[0]["NCCL_SOCKET_IFNAME"], for_groups("eth1")[1]["NCCL_SOCKET_IFNAME"]
+    ('=lo', '=eth1')
     """
-    default = {k: v for k, v in _OF_GROUPS_BY_DEFAULT.items() if k not in environ}
-    return {**_OF_GROUPS, **default}
+    name = interface or "lo"
+    # "=" is for this very name: "lo" alone means "lo0" and "local1" to NCCL as well
+    interfaces = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    if interface:
+        return _OF_GROUPS, _OF_GROUPS_BY_DEFAULT | interfaces | _LOG_ON_HOSTS
+    return _OF_GROUPS | interfaces, _OF_GROUPS_BY_DEFAULT | _ON_ONE_HOST
 
 
 def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:

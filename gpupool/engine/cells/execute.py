@@ -81,7 +81,7 @@ def _failed(error: BaseException) -> Reply[Any]:
 
 def cell_names(rank: Rank) -> dict[str, Any]:
     """The names that every cell finds."""
-    named = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.rank}
+    named = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
     return {**named, "device": torch.device(rank.device), "torch": torch, "dist": dist}
 
 

@@ -30,7 +30,6 @@ from gpupool.core.wire.reductions import dumps
 from gpupool.data import device as devices
 from gpupool.engine.group import forming
 from gpupool.engine.group.abort import finish_aborts
-from gpupool.engine.group.gloo_sockets import refuse_strangers
 from gpupool.engine.process import this_rank
 
 _torch_init = dist.init_process_group
@@ -68,7 +67,9 @@ def _init_process_group(*args: Any, **kwargs: Any) -> None:
     if "store" in asked or asked.get("backend") == "fake":  # of its own
         forming.leave()
         _torch_init(**asked)
-        refuse_strangers()
+        backend = str(asked.get("backend", "undefined"))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        forming.refuse_strangers(asked.get("store"), "own", backend, rank, size)
         return
     for name, here in {"world_size": this_rank().world_size, "rank": this_rank().rank}.items():
         number = int(asked.get(name, os.environ.get(name.upper(), here)))

@@ -1,10 +1,13 @@
 """Form and leave the torch process group. Runs on engines.
 
 The store is a file in the pool's private folder: no port, no listener, and no rank whose death
-takes the store along. All ranks `join`, and when all have, they `connect`: nobody leaves a
-generation before all have formed it. For each other ranks wait in Python, where the wait can be
-ended, and look who has connected; for the sub-groups of cells too (`install`). What torch itself
-waits for, it waits for in the store, whose time ends that.
+takes the store along. Of several hosts it is a server in the process of rank 0, at its own address,
+and each generation has another one: without rank 0 no group is formed anyway.
+
+All ranks `join`, and when all have, they `connect`: nobody leaves a generation before all have
+formed it. For each other ranks wait in Python, where the wait can be ended, and look who has
+connected; for the sub-groups of cells too (`install`). What torch itself waits for, it waits for in
+the store, whose time ends that, or whose connection is shut.
 
 The group is destroyed and another one formed, with a store of its own. DDP models over all ranks go
 on with the new one (`ddp_replicas.py`). What else holds a group of an earlier generation, a
@@ -22,6 +25,7 @@ import datetime
 import functools
 import gc
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -38,9 +42,9 @@ from torch.distributed import distributed_c10d
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.data import device as devices
-from gpupool.engine.group import ddp_replicas, location
+from gpupool.engine.group import claims, ddp_replicas, gloo_sockets, location
 from gpupool.engine.group.abort import abort_collectives, finish_aborts
-from gpupool.engine.group.gloo_sockets import gloo_connections, refuse_strangers
+from gpupool.engine.group.gloo_sockets import gloo_connections
 from gpupool.engine.process import this_rank
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
@@ -49,9 +53,19 @@ EARLIER = (
     "this process group is of an earlier generation of the pool, and was cut off with it. Make "
     "what holds it again: sub-groups, a DeviceMesh, FSDP models."
 )
+_NOT_COMING = "init_process_group: another rank has failed, and does not come."
 _TIMEOUT = datetime.timedelta(minutes=30)
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
+_STORE_TIMEOUT = datetime.timedelta(minutes=5)  # what a FileStore has
 _POLL_S = 0.001
+_POLL_SERVER_S = 0.005
+_TCP = "tcp://"
+# The server listens already, so a connection is made at once.
+_meet = functools.partial(
+    dist.TCPStore,  # type: ignore[attr-defined]
+    timeout=datetime.timedelta(seconds=5),
+    wait_for_workers=False,
+)
 
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -59,15 +73,25 @@ _torch_init = dist.init_process_group  # torchrun.py puts another in its place
 _plan: GroupPlan | None = None  # how the pool formed its group last
 _num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _store: Any = None  # of the present group
+_opened: Any = None  # on rank 0, of a pool on several hosts: the server, as its first client
+_met: Any = None  # of this generation, where there is a server
 _training_group: dist.ProcessGroup | None = None
 _formed: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of all ranks, if still held
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
 
 
-def join() -> None:
-    """Get ready to form the group."""
+def join(opens_store: bool) -> str:
+    """Get ready to form the group; returns where the store is that this rank opens, if it does."""
+    global _opened
     finish_aborts()  # else the pool ends this rank: pool/upkeep/forming.py
     _give_up.clear()
+    if not opens_store:
+        return ""
+    # Told a port only, it would listen at all addresses.
+    listener = socket.create_server((this_rank().address, 0))
+    address, port = listener.getsockname()
+    _opened = _meet(address, port, is_master=True, master_listen_fd=listener.detach())
+    return f"{_TCP}{address}:{port}"
 
 
 def connect(plan: GroupPlan, here: Rank) -> None:
@@ -81,7 +105,7 @@ def connect(plan: GroupPlan, here: Rank) -> None:
     if dist.is_initialized():
         abort_collectives()  # what still waits in it gets an error
     devices.of(here.device).make_current()
-    _form(plan, here, plan.store, {})
+    _form(plan, here, {})
     with gloo_connections() as connections:
         if not connections and here.world_size > 1:
             logging.getLogger("gpupool").warning(
@@ -113,20 +137,38 @@ def form_as_asked(asked: Mapping[str, Any], here: Rank) -> None:
             _set_timeout(asked["timeout"])
         return
     _num_asked += 1
-    _form(_plan, here, f"{_plan.store}.{_num_asked}", asked)
+    _form(_plan, here, asked)
 
 
-def _form(plan: GroupPlan, here: Rank, path: str, asked: Mapping[str, Any]) -> None:
+def _store_of(plan: GroupPlan, here: Rank) -> Any:
+    """That of the next group."""
+    global _met
+    name = plan.store if _num_asked == 0 else f"{plan.store}.{_num_asked}"
+    if not plan.key:
+        return dist.FileStore(name, here.world_size)  # type: ignore[attr-defined]
+    if _num_asked == 0:
+        address, _, port = _server(plan).rpartition(":")
+        _met = _opened if here.rank == 0 else _meet(address, int(port))
+        _met.set_timeout(_STORE_TIMEOUT)
+    return dist.PrefixStore(name, _met)  # type: ignore[attr-defined]
+
+
+def _server(plan: GroupPlan) -> str:
+    return plan.store.removeprefix(_TCP)
+
+
+def _form(plan: GroupPlan, here: Rank, asked: Mapping[str, Any]) -> None:
     """Leave the group and form another one of all ranks, and that of those that train."""
     global _store, _training_group
     __tracebackhide__ = True
     leave()
     backend = str(asked.get("backend", plan.backend)).lower()
-    _store = dist.FileStore(path, here.world_size)  # type: ignore[attr-defined]
+    _store = _store_of(plan, here)
     place = {"store": _store, "rank": here.rank, "world_size": here.world_size}
     options = {**asked, **place, "backend": _TORCH_BACKEND.get(backend, backend)}
     _torch_init(**{**options, "timeout": _CONNECT_TIMEOUT})
-    refuse_strangers()  # here: what fails within torch's function would never be left
+    # Here: what fails within torch's function would never be left.
+    refuse_strangers(_store, "", options["backend"], here.rank, here.world_size)
     _set_timeout(asked.get("timeout", _TIMEOUT))
     _formed.add(_c10d._get_default_group())
     if len(plan.training_ranks) < here.world_size:
@@ -199,30 +241,57 @@ def install() -> None:
         __tracebackhide__ = True
         ranks, backend, store, name, *_ = args
         if place is not None and backend != "fake":  # a member; that back end has no real store
-            _wait_for_all(store, f"gpupool/{name}", place, size)
+            _wait_for_all(store, f"gpupool/{name}", place, size, "")
         made = make(size, place, *args, **options)
         if ranks:  # not the group of all ranks
-            refuse_strangers()
+            refuse_strangers(store, name, backend, place, size)
         return made
 
     _c10d._new_process_group_helper = making
 
 
-def _wait_for_all(store: Any, key: str, place: int, size: int) -> None:
-    """Return when all members have come, or raise when `give_up_waiting` was called."""
+def refuse_strangers(store: Any, name: str, backend: str, place: int | None, size: int) -> None:
+    """Shut out who has connected to a group, which is complete now, and is no member of it.
+
+    `place` is this rank's in the group, None if it has none. Raises a RuntimeError that names him.
+    """
     __tracebackhide__ = True
-    store.set(f"{key}/{place}", "")
+    key = _plan.key if _plan is not None else ""
+    if not key:
+        gloo_sockets.refuse_strangers()
+    elif place is not None and size > 1 and "gloo" in repr(_c10d.BackendConfig(backend)):
+        who = f"{_num_asked}/{name}/"
+        said = claims.claim(key, f"{who}{place}")
+        keys = _wait_for_all(store, f"gpupool/{name}/ends", place, size, said)
+        values = [store.get(one).decode(errors="replace") for one in keys]
+        others = {f"{who}{i}": value for i, value in enumerate(values) if i != place}
+        claims.refuse_unclaimed(key, others)
+
+
+def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> list[str]:
+    """Set a value, and return the keys of all members' when they have set theirs.
+
+    Raises a RuntimeError when `give_up_waiting` was called, or the store is gone.
+    """
+    __tracebackhide__ = True
     keys = [f"{key}/{other}" for other in range(size)]
-    while not store.check(keys):
-        if _give_up.is_set():
-            raise RuntimeError("init_process_group: another rank has failed, and does not come.")
-        time.sleep(_POLL_S)
+    try:
+        store.set(keys[place], value)
+        while not store.check(keys):
+            if _give_up.is_set():
+                raise RuntimeError(_NOT_COMING)
+            time.sleep(_POLL_S if _met is None else _POLL_SERVER_S)
+    except dist.DistNetworkError:  # rank 0, and the store with it
+        raise RuntimeError(_NOT_COMING) from None
+    return keys
 
 
 def give_up_waiting() -> None:
     """Have this rank wait no longer for others that do not come; from any thread."""
     _give_up.set()
-    if _store is not None:
+    if _plan is not None and _plan.key:
+        gloo_sockets.shut_connections_to(_server(_plan))
+    elif _store is not None:
         _store.set_timeout(datetime.timedelta(seconds=_POLL_S))  # a FileStore looks again
 
 

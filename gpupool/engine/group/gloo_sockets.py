@@ -18,8 +18,10 @@ import pwd
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+Ends = tuple[str, str]  # here and there, as "10.0.0.1:4711"
 
 _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")  # proc(5): the sockets of all users
 _NOBODYS = "0"  # inode of a socket that no process has, or has yet; its user says nothing
@@ -96,11 +98,7 @@ def refuse_strangers() -> None:
             if not strange:
                 return
             if users or time.monotonic() > deadline:
-                for one in strange:
-                    with contextlib.suppress(OSError):
-                        one.shutdown(socket.SHUT_RDWR)
-                        while one.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
-                            pass  # nothing is left that a later group could read: it is over
+                shut_out(strange)
                 break
         time.sleep(_POLL_S)
     named = " and ".join(map(_user_name, sorted(users))) or "somebody who cannot be named"
@@ -110,13 +108,44 @@ def refuse_strangers() -> None:
     )
 
 
+def shut_out(strangers: Iterable[socket.socket]) -> None:
+    """Shut connections, and leave nothing in them that a later group could read: they are over."""
+    for one in strangers:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+            while one.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
+                pass
+
+
+def shut_connections_to(address: str) -> None:
+    """Have whoever waits for an answer of this server get an error."""
+    for fd in os.listdir("/proc/self/fd"):
+        target = _target(fd)
+        one = _duplicate(fd, target) if target.startswith("socket:") else None
+        if one is not None:
+            with one, contextlib.suppress(OSError):
+                if ends_of(one)[1] == address:
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def ends_of(connection: socket.socket) -> Ends:
+    """Both ends; in IPv6, which is for torch's store the rule, an address of IPv4 is the same.
+
+    Raises:
+        OSError: the connection is over.
+    """
+    pair = connection.getsockname(), connection.getpeername()
+    here, there = (":".join(map(str, end[:2])).removeprefix("::ffff:") for end in pair)
+    return here, there
+
+
 def _owners(connections: Sequence[socket.socket]) -> list[tuple[socket.socket, int | None]]:
     """Connections, each with the uid of who holds its other end.
 
     None: nobody has taken it yet, or nobody holds it any more. Those are left out of which nothing
     can come: gloo keeps who has hung up without a word.
     """
-    inodes = {one: str(os.fstat(one.fileno()).st_ino) for one in connections if not _is_over(one)}
+    inodes = {one: str(os.fstat(one.fileno()).st_ino) for one in connections if not is_over(one)}
     other_ends: dict[str, tuple[str, str]] = {}
     uids: dict[tuple[str, str], int] = {}
     found: list[tuple[socket.socket, int | None]] = []
@@ -133,7 +162,7 @@ def _owners(connections: Sequence[socket.socket]) -> list[tuple[socket.socket, i
     return found
 
 
-def _is_over(connection: socket.socket) -> bool:
+def is_over(connection: socket.socket) -> bool:
     """Whether there is nothing to read in a connection, and never will be."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

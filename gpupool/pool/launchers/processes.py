@@ -200,7 +200,6 @@ def engine_environment(
         **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
         **groups,
     }, {
-        "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
         # torch.compile starts so many processes: 32 a rank else
         "TORCHINDUCTOR_COMPILE_THREADS": str(rank.num_threads),
         # cuBLAS reads it once: for a training with deterministic=True that comes later

@@ -6,6 +6,8 @@ of a slow one.
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
@@ -48,9 +50,13 @@ class Forming:
         try:
             self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)
             self.generation += 1  # also if it fails: no other one has its number
-            store = str(self._engines.new_file(f"group{self.generation}"))
+            if placed.ranks[0].num_nodes > 1:
+                opened = self._engines.call_all(JoinGroup(opens_store=True), [0], _JOIN_S)
+                store, key = opened[0], secrets.token_hex(32)
+            else:
+                store, key = str(self._engines.new_file(f"group{self.generation}")), ""
             training = list(placed.training_ranks)
-            plan = GroupPlan(store, placed.backend, training, placed.training_backend)
+            plan = GroupPlan(store, placed.backend, training, placed.training_backend, key)
             self._engines.call_all(FormGroup(plan), timeout_s=_FORM_S[slower])
         except PoolError as error:
             self.abort(dict.fromkeys(self._engines.alive_ranks()))
@@ -114,5 +120,10 @@ class Forming:
 
 
 def network_of(log: str) -> str:
-    """What NCCL has chosen, of what it has written into a rank's log; "" without."""
-    return ""
+    """What the log of a rank says that NCCL sends by between hosts; "" if it says nothing yet.
+
+    >>> network_of("gpu1:93:93 [0] NCCL INFO Using network IB")
+    'IB'
+    """
+    said: list[str] = re.findall(r"NCCL INFO Using network (.+)", log)
+    return said[-1].strip() if said else ""

@@ -24,10 +24,10 @@ NOBODY = 65534
 IS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
 
 
-def ports() -> list[int]:
-    """Where this process listens: gloo's."""
+def listeners() -> set[tuple[str, int]]:
+    """Where this process listens: gloo's, and those of stores."""
     found = psutil.Process().net_connections(kind="tcp")
-    return [one.laddr.port for one in found if one.status == psutil.CONN_LISTEN]
+    return {(*one.laddr,) for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def knock(port: int, address: str, uid: int) -> int:
@@ -45,6 +45,11 @@ def knock(port: int, address: str, uid: int) -> int:
     return pid
 
 
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
 def num_connections() -> int:
     with gloo_connections() as connections:
         return len(connections)
@@ -54,7 +59,9 @@ def with_guests(rank: int, address: str) -> list[Any]:
     """What is said of a guest at rank 0's port who is another user, and a sum."""
     said = ""
     if rank == 0:
-        pids = [knock(port, address, uid) for port in ports() for uid in (os.getuid(), NOBODY)]
+        pids = [
+            knock(port, address, uid) for _, port in listeners() for uid in (os.getuid(), NOBODY)
+        ]
         until(lambda: num_connections() == 3, 10.0, "gloo's taking the connections")
         try:
             refuse_strangers()
@@ -62,8 +69,7 @@ def with_guests(rank: int, address: str) -> list[Any]:
             said = str(error)
             refuse_strangers()  # it was shut
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            end(pid)
     one = torch.ones(1)
     dist.all_reduce(one)
     return [said, one.item()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.options.clusters import cluster_of
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.pool.launchers import allocation
 from gpupool.pool.launchers.allocation import Allocation
 from tests.support import shims
 from tests.support.processes import gone, notebook, until
