@@ -193,8 +193,7 @@ class Hosts(Launcher):
     # ---- what a pool asks of its launcher ------------------------------------------------
 
     @property
-    def pids(self) -> dict[str, int]:
-        """Of all processes, here and on the hosts."""
+    def pids(self) -> Mapping[str, int]:
         found = dict(self._here.pids)
         for agent in self._agents.values():
             found |= agent.pids

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpupool.core.errors import PoolError
 from gpupool.core.machine.locks import ENDING
@@ -50,7 +50,7 @@ class Processes:
         self._running: set[str] = set()
         self._unanswered = 0  # `Kill`s
         self._changed = threading.Condition()
-        self._answers: dict[type[lines.Line], lines.Line] = {}  # the last one of each kind
+        self._answers: dict[type[Any], lines.Line] = {}  # the last one of each kind
         self._asking = threading.Lock()
         self.why_ended = ""  # if the starter did, unasked
         self._stopped = threading.Event()
