@@ -204,6 +204,7 @@ class Starter:
             for listener in self._listeners:
                 listener.close()
             folder = tempfile.mkdtemp(prefix="pool", dir=self._folder)
+            os.mkdir(f"{folder}/profile")  # where the controller runs, that makes it
             env, why = {**os.environ, **env}, ""
             try:
                 text = command.connection or Path(command.connection_path).read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,13 +23,9 @@ class Launcher(Protocol):
 
     folder: str  # private, and gone with the pool; every rank of this host can read it
     client_file: Path  # what a client needs to connect to the controller
+    pids: dict[str, int]  # by the names of `core/wire/starter.py`
     preloaded: threading.Event  # engines can be started without waiting for torch
     down: str = ""  # the command line that ends machines which outlast the pool, if they do
-
-    @property
-    def pids(self) -> Mapping[str, int]:
-        """Those of all processes so far, by the names of `core/wire/starter.py`."""
-        return {}
 
     def is_controller_up(self) -> bool:
         """Whether `client_file` is there, to the last byte."""

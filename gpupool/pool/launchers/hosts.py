@@ -144,6 +144,7 @@ class Hosts(Launcher):
     def __init__(self, cluster: Cluster, options: PoolOptions, on_exit: OnExit) -> None:
         self._cluster, self._options, self._on_exit = cluster, options, on_exit
         self._here = Forked(on_exit)
+        self.pids = self._here.pids  # of all hosts
         self.folder, self.client_file = self._here.folder, self._here.client_file
         self.preloaded, self.down = threading.Event(), cluster.down
         self._agents: dict[str, Agent] = {}
@@ -191,13 +192,6 @@ class Hosts(Launcher):
         return placement
 
     # ---- what a pool asks of its launcher ------------------------------------------------
-
-    @property
-    def pids(self) -> Mapping[str, int]:
-        found = dict(self._here.pids)
-        for agent in self._agents.values():
-            found |= agent.pids
-        return found
 
     def is_controller_up(self) -> bool:
         return self._here.is_controller_up()
@@ -266,7 +260,9 @@ class Hosts(Launcher):
         command = [*starter, self._cluster.network, "0", *ARGUMENTS]
         assert self._allocation is not None
         wrapped, env = self._allocation.wrapped(name, command), self._allocation.environment
-        return Agent(name, wrapped, self._on_exit, self._note_ready, env)
+        agent = Agent(name, wrapped, self._on_exit, self._note_ready, env)
+        agent.pids = self.pids
+        return agent
 
     def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
         """Name of a host -> interface and address of it that all others reach."""

@@ -6,6 +6,7 @@ import getpass
 import re
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -84,11 +85,11 @@ def test_a_gpu_of_a_notebook_that_has_ended_is_waited_for(launch: Forked, gpus: 
 
 def test_a_stopped_pool_gives_its_gpus_back_while_its_starter_stays_warm(gpus: list[str]) -> None:
     first = Forked(lambda *_: None)
-    starter_folder = first.folder.parent
+    starter_folder = Path(first.folder).parent
     assert first.lock_gpus(gpus, 2, False) == gpus
     assert first.preloaded.wait(SOON_S)
     first.stop()
     second = Forked(lambda *_: None)
-    assert second.folder.parent == starter_folder
+    assert Path(second.folder).parent == starter_folder
     assert second.lock_gpus(gpus, 2, False) == gpus
     second.stop()
