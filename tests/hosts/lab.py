@@ -223,6 +223,8 @@ class Lab:
         self.write("login", OWN / "known_hosts", f"{','.join(NODES)} {keys['host_key.pub']}")
         self.write("login", HOME / ".ssh/config", _SSH)
         until(lambda: all(b"listening" in self.log(n, "sshd").read_bytes() for n in NODES), 5.0)
+        link = ("ip", "-brief", "link", "show", "eth0")
+        until(lambda: all(" UP " in self.run(host, *link) for host in ADDRESSES), 5.0)
 
     def _start_slurm(self) -> None:
         """Start Slurm: its controller on login, and nodes with two GPUs each that are none."""

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import gpupool
@@ -21,13 +20,13 @@ class Notebook:
     """The test's end of it. `within` is a command that runs it, as `salloc` does."""
 
     def __init__(self, lab: Lab, *within: str, **env: str) -> None:
-        log, pipe = lab.log("login", "notebook").open("w"), subprocess.PIPE
+        log, pipe = lab.log("login", "notebook"), subprocess.PIPE
         command = [*within, sys.executable, "-m", "tests.hosts.notebook"]
         env = {"PYTHONPATH": str(ROOT), **env}
-        process = lab.popen(
-            "login", *command, env=env, stdin=pipe, stdout=pipe, stderr=log, text=True
-        )
-        self._actor = Actor("notebook", process, Path(log.name))
+        ends = {"stdin": pipe, "stdout": pipe, "text": True}
+        with log.open("w") as said:
+            process = lab.popen("login", *command, env=env, stderr=said, **ends)
+        self._actor = Actor("notebook", process, log)
         self._asking = ThreadPoolExecutor(1)
         self.pid: str = self.run("str(os.getpid())")
 
