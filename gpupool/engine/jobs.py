@@ -38,7 +38,7 @@ def train(call: Train) -> Reply[TrainReply]:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
     world, job = received(call.job)
     if call.again:
-        job = replace(job, options=resuming(job.options))
+        job = replace(job, options=resuming(job.options, world))
     stops_at_once = partial(control.stops_at_once, call.job.name)
     with (
         deterministic(job.options.deterministic),
