@@ -103,6 +103,7 @@ class Forked(Launcher):
         for rank in ranks:
             arguments = [f"--file={file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment = engine_environment(rank, self._master_port)
+            environment[environ.POOL_FOLDER] = str(self.folder)
             self._spawn(process_of(rank.rank), "gpupool.engine.boot:main", arguments, environment)
 
     def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
