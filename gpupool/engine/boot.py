@@ -28,7 +28,7 @@ from gpupool.core.wire import invoke
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
 from gpupool.engine.output.emit import open_drawing
-from gpupool.engine.process import this_rank
+from gpupool.engine.process import pool_folder, this_rank
 
 
 def main() -> None:
@@ -37,6 +37,7 @@ def main() -> None:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
     num_threads = this_rank().num_threads
+    pool_folder()  # now: a cell may clear the environment
     # The starter's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)

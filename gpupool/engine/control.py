@@ -21,11 +21,14 @@ from gpupool.core.wire.requests import (
     Counts,
     Found,
     Interrupt,
+    ReadFile,
+    RemoveFiles,
     SetEnvironment,
     Signal,
     Stop,
     Waits,
     Where,
+    WriteFile,
 )
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
@@ -33,6 +36,7 @@ from gpupool.engine import calls
 from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import streams
+from gpupool.engine.process import in_pool
 
 # What is to stop -> whether it ends where it is, as its data do not come. A signal's handler may
 # add to it in the main thread.
@@ -52,9 +56,13 @@ def install() -> None:
 def _handle(
     session: Any, kind: type[ControlRequest[Any]], stream: Any, ident: Any, parent: Any
 ) -> None:
-    content = answer(kind, parent["content"]).content()
+    content = parent["content"]
+    if parent["buffers"]:  # ipykernel keeps the last message
+        content = {**content, "data": parent["buffers"].pop()}
+    given = answer(kind, content).content()
+    found = [given.pop("found")] if isinstance(given["found"], bytes) else []
     reply = kind.message_type().replace("request", "reply")
-    session.send(stream, reply, content=content, parent=parent, ident=ident)
+    session.send(stream, reply, given, parent, ident, found)
 
 
 def answer(kind: type[ControlRequest[Found]], content: Mapping[str, Any]) -> Answer[Found]:
@@ -92,6 +100,18 @@ def _do(request: ControlRequest[Any]) -> Any:
                 refresh_filesystems()
         case Signal(sig):
             os.kill(os.getpid(), getattr(signal, sig) if isinstance(sig, str) else sig)
+        case WriteFile(name, start, data):
+            with open(os.open(in_pool(name), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.seek(start)
+                file.write(data)
+            return str(in_pool(name))
+        case ReadFile(name, start, num_bytes):
+            with in_pool(name).open("rb") as file:
+                file.seek(start)
+                return file.read(num_bytes)
+        case RemoveFiles(names):
+            for name in names:
+                in_pool(name).unlink(missing_ok=True)
     return None
 
 

@@ -108,8 +108,8 @@ def _train_or_infer(call: Call[Any]) -> Reply[Any]:
     match call:
         case wire.Train():
             return jobs.train(call)
-        case wire.Predict(job, result_path):
-            inference.predict(job, result_path)
+        case wire.Predict(job, result_name):
+            inference.predict(job, result_name)
             return Reply(None)
         case wire.Evaluate(job):
             return Reply(inference.evaluate(job))

@@ -28,9 +28,10 @@ from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
 from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
+from gpupool.engine.process import in_pool
 
 
-def predict(sent: Job, result_path: str) -> None:
+def predict(sent: Job, result_name: str) -> None:
     """Save what the network gives for this rank's share of each batch: a list of outputs, or of
     pairs with the targets.
 
@@ -49,7 +50,7 @@ def predict(sent: Job, result_path: str) -> None:
         job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     _pass(job, world, keep)
     with progress("saving the outputs"):
-        torch.save(outputs, f"{result_path}.{world.rank}")
+        torch.save(outputs, in_pool(f"{result_name}.{world.rank}"))
 
 
 def evaluate(sent: Job) -> dict[str, float]:

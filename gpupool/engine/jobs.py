@@ -26,7 +26,7 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.determinism import deterministic
 from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
-from gpupool.engine.process import this_rank
+from gpupool.engine.process import in_pool, this_rank
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.saving import resuming
@@ -38,7 +38,7 @@ def train(call: Train) -> Reply[TrainReply]:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
     world, job = received(call.job)
     if call.again:
-        job = replace(job, options=resuming(job.options))
+        job = replace(job, options=resuming(job.options, world))
     stops_at_once = partial(control.stops_at_once, call.job.name)
     with (
         deterministic(job.options.deterministic),
@@ -56,7 +56,7 @@ def train(call: Train) -> Reply[TrainReply]:
         with (
             calls.uninterrupted() if stops_at_once() else nullcontext(),
             progress("saving the network"),
-            open(call.result_path, "w+b") as file,
+            in_pool(call.result_name).open("w+b") as file,
         ):
             save(found.model.state_dict(), file)
     scale = found.normalization

@@ -1,10 +1,11 @@
-"""Which rank this process is. Runs on engines."""
+"""Which rank this process is, and its pool's folder. Runs on engines."""
 
 from __future__ import annotations
 
 import functools
 import json
 import os
+from pathlib import Path
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
@@ -14,3 +15,16 @@ from gpupool.core.wire import environ
 def this_rank() -> Rank:
     """This engine's place; its `gpu` is None."""
     return Rank(**json.loads(os.environ[environ.RANK]))
+
+
+@functools.cache
+def pool_folder() -> Path:
+    """The pool's private folder on this host."""
+    return Path(os.environ[environ.POOL_FOLDER])
+
+
+def in_pool(name: str) -> Path:
+    """The path of the file of this name in the pool's private folder on this host."""
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(f"{name!r} is no plain name of a file")
+    return pool_folder() / name

@@ -7,7 +7,6 @@ optimizer to parameters, a scheduler to its optimizer, DDP to its module.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gpupool.core.wire.pickles import MemoryFile, Packed, Packer, Source, to_wire, why_not
-from gpupool.engine.cells.variables import Unpickler
+from gpupool.core.wire.pickles import Packed, Packer, Source, to_wire, why_not
+from gpupool.engine.cells.variables import Unpickler, out_file
 from gpupool.engine.group import ddp_replicas
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import this_shell
@@ -66,8 +65,7 @@ def fetch(names: Sequence[str], out_path: str) -> Packed:
     except Exception as error:  # whatever its class raises
         pack = lambda part: _StatePacker().dump(part)  # noqa: E731
         raise TypeError(why_not(error, state, "state", pack)) from None
-    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
-    return to_wire(packer.stream(), packer.buffers, file)
+    return to_wire(packer.stream(), packer.buffers, out_file(out_path))
 
 
 def take_over(packed: Packed | None) -> None:

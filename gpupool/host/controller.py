@@ -17,6 +17,7 @@ from typing import Any
 
 _QUICK_MS = 20
 _QUICK_FOR_S = 10.0
+_UNREAD = {b"iopub", b"incontrol", b"outcontrol"}
 
 
 def main() -> None:
@@ -63,9 +64,10 @@ def _serve() -> None:
             # It would write who is there for a controller that comes after it, and forget a rank
             # only when that has been written.
             self.hub.engine_state_file = ""
-            # Nor need it read what ranks print: that is for a database, which it has not.
+            # Nor need it read what ranks print, nor values on their way to another host: that is
+            # for a database, which it has not.
             self.hub.monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
-            for topic in self.hub.monitor_handlers.keys() - {b"iopub"}:
+            for topic in self.hub.monitor_handlers.keys() - _UNREAD:
                 self.hub.monitor.setsockopt(zmq.SUBSCRIBE, topic)
             process = self.heartmonitor_process
             target, options = process._target, process._kwargs

@@ -137,8 +137,11 @@ def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
     pool = current_pool(create=True) if pool is None else pool
     result_path = pool.engines.new_file("outputs.pt")
     # Through files: the controller would copy outputs several times, and hold them in memory.
-    num = len(ask(what, pool, job, partial(Predict, result_path=str(result_path))))
-    paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
+    ask(what, pool, job, partial(Predict, result_name=result_path.name))
+    paths = [
+        pool.variables.carrier.bring_file(rank, result_path.with_name(f"{result_path.name}.{i}"))
+        for i, rank in enumerate(pool.training_ranks)
+    ]
     parts = []
     with progress("Reading the outputs", len(paths), "ranks") as bar:
         for path in paths:

@@ -126,7 +126,7 @@ class TrainingRun:
         self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices, "hosts": hosts}
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_print)
-        self._call = Train(self._job.wire, str(self._weights_path))
+        self._call = Train(self._job.wire, self._weights_path.name)
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin(self._call)
@@ -377,7 +377,8 @@ class TrainingRun:
 
         self.history.add(ProgressEvent("reading the network", 0, 0))
         self._notify()
-        load(self._model, torch.load(self._weights_path, map_location="cpu", weights_only=True))
+        path = self._pool.variables.carrier.bring_file(self._ranks[0], self._weights_path)
+        load(self._model, torch.load(path, map_location="cpu", weights_only=True))
         reply = self._reply
         known = self._network
         network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)

@@ -57,13 +57,13 @@ def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
     assert packer.num_data == 2 + 2
 
 
-def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: Path) -> None:
+def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool) -> None:
     model, data = network(), samples(7)
     packer = OnGpus()
     packer.dump_job(InferenceJob(model, data, TrainingOptions(batch_size=4)))
-    job, result = to_wire(packer.stream(), packer.buffers, None), tmp_path / "out"
+    job, result = to_wire(packer.stream(), packer.buffers, None), pool2.engines.new_file("out")
     ranks = pool2.training_ranks  # which are on the CPU
-    call = Predict(Job("one", job, [], {}), str(result))
+    call = Predict(Job("one", job, [], {}), result.name)
     Execution(pool2, dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
     parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
     outputs = torch.cat([share for batch in zip(*parts, strict=True) for share in batch])

@@ -162,7 +162,7 @@ class Attributes(Call[Sequence[str]]):
 
 @dataclass(frozen=True)
 class Fetch(Call[Packed]):
-    """The rank's value of a name; a large one is written to the file `out_path`."""
+    """The rank's value of a name; a large one goes to `out_path`, a path or a name."""
 
     name: str
     path: Sequence[str]
@@ -171,7 +171,7 @@ class Fetch(Call[Packed]):
 
 @dataclass(frozen=True)
 class FetchState(Call[Packed]):
-    """The rank's values of several names, written to the file `out_path`."""
+    """The rank's values of several names, written to the file `out_path`: see `Fetch`."""
 
     names: Sequence[str]
     out_path: str
@@ -189,7 +189,7 @@ class SyncState(BoundCall[None]):
 
 @dataclass(frozen=True)
 class Train(Call[TrainReply]):
-    """Train as the job says; the first rank leaves the weights in `result_path`.
+    """Train as the job says; the first rank leaves the weights in the pool's `result_name`.
 
     `again`: resume from the checkpoints of an attempt before.
     """
@@ -197,18 +197,18 @@ class Train(Call[TrainReply]):
     is_shown = True
     what = "a training"
     job: Job
-    result_path: str
+    result_name: str
     again: bool = False
 
 
 @dataclass(frozen=True)
 class Predict(Call[None]):
-    """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
+    """Run a model over this rank's samples; the outputs go to `result_name`.N, as in `Train`."""
 
     is_shown = True
     what = "a prediction"
     job: Job
-    result_path: str
+    result_name: str
 
 
 @dataclass(frozen=True)

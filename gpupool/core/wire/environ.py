@@ -20,6 +20,7 @@ from gpupool.core.terminal import plain
 from gpupool.core.urls import passwords
 
 RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
+POOL_FOLDER = "GPUPOOL_POOL_FOLDER"  # the pool's private folder on an engine's host
 
 # What process groups read. A failed collective must raise, not end the process with the user's
 # variables.

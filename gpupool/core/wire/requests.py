@@ -1,7 +1,7 @@
 """What a client asks of ranks over the control channel, also of busy ones. Runs anywhere.
 
 A request crosses as a message of ipykernel: `message_type` and `content` of it, plain data, as is
-its answer.
+its answer. Bytes (`data` of a request, and what is `found`) stand beside the content.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class ControlRequest(Generic[Found]):
         """The fields, as the message has them."""
         return asdict(self)
 
-    def answer(self, content: Mapping[str, Any]) -> Answer[Found]:
+    @classmethod
+    def answer(cls, content: Mapping[str, Any]) -> Answer[Found]:
         """The answer that a message has."""
         found = content.get("found")
-        read = None if found is None else self._read(found)
+        read = None if found is None else cls._read(found)
         return Answer(content["status"], read, content.get("error", ""))
 
-    def _read(self, plain: Any) -> Found:
+    @classmethod
+    def _read(cls, plain: Any) -> Found:
         found: Found = plain
         return found
 
@@ -71,7 +73,8 @@ class Stop(ControlRequest[Waits]):
     name: str = ""
     at_once: bool = False
 
-    def _read(self, plain: Any) -> Waits:
+    @classmethod
+    def _read(cls, plain: Any) -> Waits:
         return Waits(**plain)
 
 
@@ -98,7 +101,8 @@ class Where(ControlRequest[Location]):
 
     glance: bool = False
 
-    def _read(self, plain: Any) -> Location:
+    @classmethod
+    def _read(cls, plain: Any) -> Location:
         return Location.from_dict(plain)
 
 
@@ -131,6 +135,33 @@ class Signal(ControlRequest[None]):
         return "signal_request"
 
 
+@dataclass(frozen=True, slots=True)
+class WriteFile(ControlRequest[str]):
+    """Write into the file of this name in the pool's private folder, which is made if it is not
+    there; says its path."""
+
+    name: str
+    start: int
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile(ControlRequest[bytes]):
+    """Read so many bytes of the file of this name in the pool's private folder; less at its end."""
+
+    name: str
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFiles(ControlRequest[None]):
+    """Remove files of these names from the pool's private folder, if they are there."""
+
+    names: Sequence[str]
+
+
 REQUESTS: Sequence[type[ControlRequest[Any]]] = (
     Stop, Interrupt, Abort, Where, Counts, SetEnvironment, Signal,
+    WriteFile, ReadFile, RemoveFiles,
 )  # fmt: skip

@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from gpupool.core.wire.values import (
     ValueInfo,
     Values,
 )
-from gpupool.engine.process import this_rank
+from gpupool.engine.process import in_pool, this_rank
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.shell.shell import this_shell
 
@@ -81,7 +80,7 @@ def follow(place: Place) -> None:
         return
     _place = place
     os.umask(place.umask)
-    if place.cwd and Path(place.cwd).is_dir():
+    with contextlib.suppress(OSError):  # another host may have no such folder
         os.chdir(place.cwd)
     find_modules(place.sys_path)
 
@@ -258,8 +257,15 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     packer.dump(_rank_value(name, path))
     file = None
     if packer.num_bytes > INLINE_BYTES:
-        file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
+        file = out_file(out_path)
     return travelling.to_wire(packer.stream(), packer.buffers, file)
+
+
+def out_file(place: str) -> MemoryFile:
+    """What the client wants to have of this rank goes there: a path, or a name in the pool's
+    folder."""
+    path = place if place.startswith("/") else in_pool(place)
+    return MemoryFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), place)
 
 
 def load(packed: Packed, sources: Sources) -> Any:

@@ -195,10 +195,14 @@ class Saving:
         checkpoints.finish()
 
 
-def resuming(options: TrainingOptions) -> TrainingOptions:
+def resuming(options: TrainingOptions, world: World) -> TrainingOptions:
     """The options of another attempt: from its own newest checkpoint, if it has made one."""
-    checkpoints = Checkpoints(options.checkpoint) if options.checkpoint else None
-    if checkpoints is None or not checkpoints.names():
+
+    def look() -> list[str]:  # the first rank does: on another host the folder may be another one
+        is_first = options.checkpoint and world.rank == 0
+        return Checkpoints(str(options.checkpoint)).names() if is_first else []
+
+    if not world.gather(bool(fail_together(world, look)))[0]:
         return options
     return replace(options, resume="auto", overwrite=False)
 

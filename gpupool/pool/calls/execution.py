@@ -211,8 +211,10 @@ class Execution(Generic[Value]):
 
     def _call(self, rank: int) -> Future[Reply[Value]]:
         try:
-            return self._all_ranks.engines.call(rank, self._calls[rank], self._on_output)
-        except Exception as error:  # it could not be sent; ranks that have theirs are freed
+            call, gives_up = self._calls[rank], lambda: self._presses > 0
+            return self._all_ranks.engines.call(rank, call, self._on_output, gives_up)
+        # it could not be sent; ranks that have theirs are freed
+        except (Exception, KeyboardInterrupt) as error:
             failed: Future[Reply[Value]] = Future()
             failed.set_exception(error)
             return failed

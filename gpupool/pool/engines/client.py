@@ -89,16 +89,21 @@ class EngineClient:
         The future does not resolve should the engine die.
         """
         answer: Future[Answer[Found]] = Future()
+        content = request.content()
+        data = [content.pop("data")] if "data" in content else []
+        read = request.answer  # of the class: of an engine that dies `take` is left, without data
         message = self._client._send(
             self._client._control_stream,
             request.message_type(),
-            content=request.content(),
+            content=content,
+            buffers=data,
             ident=self._client._engines[rank].encode(),
         )
 
         def take(done: Any) -> None:
             with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-                answer.set_result(request.answer(done.result()["content"]))
+                content, beside = done.result()["content"], done.result()["buffers"]
+                answer.set_result(read({**content, "found": beside[0]} if beside else content))
 
         message.add_done_callback(take)
         return answer

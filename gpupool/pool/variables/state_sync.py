@@ -46,8 +46,12 @@ def sync_state(
     calls = {rank: Bind(bindings=bindings[rank]) for rank in everyone}
     with progress(f"Copying {', '.join(chosen)} of rank {source}"), closing(MemoryFile()) as file:
         Execution(all_ranks, calls, unheard_output).result()
-        fetch = FetchState(chosen, file.path)
-        state = variables.ask(fetch, [source])[source]
+        state = variables.carrier.fetched(
+            source,
+            file,
+            ", ".join(chosen),
+            lambda out: variables.ask(FetchState(chosen, out), [source])[source],
+        )
         bindings = variables.bindings(Shipment(), everyone, chosen)
         execution = Execution(
             all_ranks,

@@ -28,6 +28,7 @@ from gpupool.training.call import ask
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
 from tests.support.pools import Pools
+from tests.support.processes import folder_of
 from tests.support.trainings import network, samples, wait_until
 
 pytestmark = pytest.mark.long
@@ -130,7 +131,8 @@ def test_who_waits_for_outputs_is_told_that_they_are_saved(
     pools: Pools, tmp_path: Path, drawn: list[Course]
 ) -> None:
     job = InferenceJob(network(), samples(20_000), TrainingOptions(batch_size=4096))
-    path = tmp_path / "outputs.0"
+    name = pools[1].engines.new_file("outputs").name
+    path = folder_of(pools[1]) / f"{name}.0"
     os.mkfifo(path)  # a file that takes no more than somebody reads
 
     def read() -> bytes:
@@ -141,7 +143,7 @@ def test_who_waits_for_outputs_is_told_that_they_are_saved(
 
     with ThreadPoolExecutor(1) as thread:
         content = thread.submit(read)
-        ask("predict", pools[1], job, partial(Predict, result_path=str(path)[:-2]))
+        ask("predict", pools[1], job, partial(Predict, result_name=name))
     (tmp_path / "read").write_bytes(content.result())
     outputs: list[Any] = torch.load(tmp_path / "read", weights_only=True)
     assert torch.cat(outputs).shape == (20_000, 3)
