@@ -33,6 +33,10 @@ class Launcher(Protocol):
     def require_folder(self) -> None:
         """Raise PoolError if the folder was removed."""
 
+    def folder_of(self, rank: int) -> str:
+        """The pool's private folder on the host of a rank."""
+        return self.folder
+
     def log(self, name: str) -> str | None:
         """The end of a process's log; None: it is gone."""
 

@@ -199,6 +199,9 @@ class Hosts(Launcher):
     def require_folder(self) -> None:
         self._here.require_folder()
 
+    def folder_of(self, rank: int) -> str:
+        return self._agents[self._ranks[rank].host].folder
+
     def log(self, name: str) -> str | None:
         rank = rank_of(name)
         of = self._here if rank is None else self._agents[self._ranks[rank].host]

@@ -58,7 +58,7 @@ class Carrier:
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, _Host] = {}  # by the pool's folder there
         self._numbers = itertools.count(1)  # of files
         engines.localized = self.localized
 
@@ -92,13 +92,11 @@ class Carrier:
                 self._bring(rank, path.name, file.fileno(), "results")
         return path
 
-    def forget(self, host: str) -> None:
-        """This host was lost, and its files with it."""
-        self._hosts.pop(host, None)
-
     def _copied(self, rank: int, path: str, what: str, gives_up: Callable[[], bool]) -> str:
         """The path of the copy on the rank's host; it is made if there is none."""
-        host = self._hosts.setdefault(self._engines.host_of(rank), _Host())
+        # By its folder: a host that was lost and is back has another one, without the copies.
+        folder = self._engines.launch.folder_of(rank)
+        host = self._hosts.setdefault(folder, _Host())
         _heed(gives_up)
         while not host.lock.acquire(timeout=_POLL_S):
             _heed(gives_up)

@@ -42,9 +42,9 @@ class TwoHosts:
 
     def __init__(self, folder: Path) -> None:
         class Hosts(Forked):
-            def _spawn(self, name: str, target: str, argv: Any, env: dict[str, str]) -> None:
+            def _spawn(self, name: str, target: str, argv: Any, env: Any, defaults: Any) -> None:
                 own = {environ.POOL_FOLDER: str(folder)} if name in AWAY else {}
-                super()._spawn(name, target, argv, env | own)
+                super()._spawn(name, target, argv, env | own, defaults)
 
         self.folder = folder
         self.names: dict[str, Any] = {}
@@ -73,7 +73,8 @@ class TwoHosts:
 
     def is_sending(self) -> bool:
         """Whether something is on its way to the ranks that are away."""
-        return self.pool.variables.carrier._hosts["other"].lock.locked()
+        (host,) = self.pool.variables.carrier._hosts.values()
+        return host.lock.locked()
 
 
 @pytest.fixture(scope="module")
