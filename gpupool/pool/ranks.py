@@ -247,7 +247,7 @@ class Ranks:
     # ---- inside --------------------------------------------------------------------------
 
     def _prepare(self, ranks: Sequence[int]) -> None:
-        self.engines.call_all(Prepare(notebook_place()), ranks)
+        self.engines.call_all(Prepare(notebook_place()), ranks, self.options.timeout_s, again_s=1.0)
         on_gpu = [rank for rank in ranks if self.placement.ranks[rank].gpu]
         try:  # now: the forming of the group is too short for a driver that is just waking up
             self.engines.call_all(WarmUp(), on_gpu, self.options.timeout_s)
