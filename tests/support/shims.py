@@ -86,9 +86,19 @@ def salloc() -> None:
 
 def srun() -> None:
     """Run a command on a node of the job."""
-    flags = ("--jobid", "--overlap!", "-N", "-n", "-w", "--cpu-bind", "--mpi", "--export")
+    flags = (
+        "--jobid",
+        "--overlap!",
+        "-N",
+        "-n",
+        "-w",
+        "--cpu-bind",
+        "--mpi",
+        "--export",
+        "--gpus",
+    )
     words = parsed(*flags, "-u!", "--quiet!")
-    assert (words.jobid, words.N, words.n) == ("4711", "1", "1")
+    assert (words.jobid, words.N, words.n, words.gpus) == ("4711", "1", "1", "2")
     os.execvpe(words.rest[0], words.rest, {**os.environ, "SLURMD_NODENAME": words.w})
 
 

@@ -29,8 +29,8 @@ FILE = "gpupool.toml"
 class Cluster:
     """Three command lines, and what the hosts need: see docs/guides/clusters.md.
 
-    Command lines are split as a shell would, and no shell runs them; `{host}` and `{job}` stand in
-    them.
+    Command lines are split as a shell would, and no shell runs them; `{host}`, `{ranks}` (of that
+    host, if known) and `{job}` stand in them.
     """
 
     name: str
@@ -144,7 +144,7 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
     for key, value in {**table, "words": words, "hosts": hosts}.items():
         if value and via not in _ONLY.get(key, presets):
             raise OptionsError(f"{key} says nothing to {via}: it is for {', '.join(_ONLY[key])}.")
-    values = {"n": str(n or ""), "words": shlex.join(words), "clean": ""}
+    values = {"n": str(n or ""), "words": shlex.join(words), "clean": "", "gpus": ""}
     made = presets[via] | {key: value for key, value in table.items() if key not in _ONLY}
     lists, job = made.pop("inside", {}), "-"
     if not hosts and "hold" not in table:
@@ -156,8 +156,8 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
                 )
             hosts, job, made["cancel"] = lists[variable], "${SLURM_JOB_ID:--}", ""
             # They are of the notebook's own step, and srun would take them for options.
-            own = [f"-u{key}" for key in os.environ if key.startswith(("SLURM_", "SRUN_"))]
-            values["clean"] = shlex.join(["env", *own])
+            own = {key for key in os.environ if key.startswith(("SLURM_", "SRUN_"))}
+            values["clean"] = shlex.join(["env", *(f"-u{key}" for key in own - {"SLURM_CONF"})])
             break
     if isinstance(hosts, str):
         listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
@@ -192,8 +192,12 @@ def _tasks(n: int | None, words: Sequence[str], device: str) -> dict[str, str]:
         raise OptionsError(f"n={n} and {shlex.join(words)} both say how many ranks.")
     of_gpus = any(word.startswith(("-G", "--gpu", "--gres", "--tres")) for word in words)
     gpus = "" if device == "cpu" or of_gpus else "--gpus-per-task=1"
-    tasks = "$SLURM_TASKS_PER_NODE" if n or is_counted else ""
-    return {"asked": f"-n {n} {gpus}" if n else gpus * is_counted, "tasks": tasks}
+    if not n and not is_counted:
+        return {"asked": "", "tasks": ""}
+    # Our own step, of one task, would else have the GPU of one.
+    is_each = gpus or "--gpus-per-task=1" in words
+    step = {"gpus": "--gpus={ranks}"} if is_each else {}
+    return {"asked": f"-n {n} {gpus}" if n else gpus, "tasks": "$SLURM_TASKS_PER_NODE", **step}
 
 
 def _machines(name: str, number: int, words: Sequence[str], device: str) -> dict[str, str]:

@@ -83,7 +83,9 @@ class Allocation:
 
     def command(self, host: str) -> list[str]:
         """What stands before a command that is to run on a host."""
-        return [word.replace("{host}", host) for word in self._split(self._cluster.run)]
+        ranks = str(dict(self.hosts)[host] or "")
+        words = self._split(self._cluster.run)
+        return [word.replace("{host}", host).replace("{ranks}", ranks) for word in words]
 
     def wrapped(self, host: str, command: Sequence[str]) -> list[str]:
         """How to run a command on a host, with its stdin and stdout here."""
@@ -231,7 +233,7 @@ class Allocation:
         """What is wrong, in the scheduler's words; else what it has said last."""
         lines = [line for line in self._said().splitlines() if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-        return _shown("; ".join(errors or lines[-1:]))
+        return _shown("; ".join(errors or lines[-2:]))
 
     def _split(self, line: str) -> list[str]:
         return [word.replace("{job}", self.job) for word in shlex.split(line)]

@@ -71,7 +71,7 @@ def test_a_pod_for_each_host() -> None:
         {"limits": {"nvidia.com/gpu": 4}},
     )
     validate = pytest.importorskip("kubernetes_validate")
-    validate.validate(job, "1.31", strict=True)
+    validate.validate(job, validate.latest_version(), strict=True)
 
 
 def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
