@@ -82,7 +82,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # the others are texts
     "hosts": (list, str, int),
     "n": (int,),
 }
-_SAID = {str: "a text", list: "a list of texts", int: "a number", bool: "true or false"}
+_SAID = {str: "a text", list: "a list of texts", int: "a number above 0", bool: "true or false"}
 _HOST = re.compile(r"(?!-)([\w.@%-]+)(?::([1-9]\d{0,3}))?")
 
 
@@ -159,13 +159,10 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
             own = {key for key in os.environ if key.startswith(("SLURM_", "SRUN_"))}
             values["clean"] = shlex.join(["env", *(f"-u{key}" for key in own - {"SLURM_CONF"})])
             break
-    if isinstance(hosts, str):
-        listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
-        made["hold"] = f"sh -c {shlex.quote(listing)}"
-    elif via == "slurm":
-        values |= _tasks(n, words, options.device)
-    elif via in _COUNTED:
-        said = str(hosts) if isinstance(hosts, int) else "".join(hosts) or "1"
+    if isinstance(hosts, int):
+        hosts = [str(hosts)]
+    if via in _COUNTED:
+        said = "".join(hosts) or "1"
         if not said.isdecimal() or not (number := int(said)):
             raise OptionsError(f"hosts={plain(said)!r}: must be the number of hosts, as 2.")
         if via == "sky":
@@ -173,6 +170,11 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
         else:
             values |= _pods(n, number, table, options.device)
         values["number"] = said
+    elif isinstance(hosts, str):
+        listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
+        made["hold"] = f"sh -c {shlex.quote(listing)}"
+    elif via == "slurm":
+        values |= _tasks(n, words, options.device)
     elif hosts or "hold" not in made:
         if any(count for _, count in hosts_of(hosts)) and n:
             raise OptionsError(f"n={n} and hosts with their ranks exclude each other.")
@@ -244,7 +246,7 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
         refuse_unknown([key], known, of=" of a cluster")
         kinds = _KINDS.get(key, (str,))
         are_texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
-        if type(value) not in kinds or not are_texts:
+        if type(value) not in kinds or not are_texts or (key == "n" and value < 1):
             raise OptionsError(f"{key} must be {' or '.join(_SAID[kind] for kind in kinds)}.")
     for key, form in (("network", "10.1.0.0/16"), ("ports", "42000-42040")):
         if re.sub(r"\d+", "1", table.get(key, form)) != re.sub(r"\d+", "1", form):
