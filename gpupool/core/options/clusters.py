@@ -29,8 +29,8 @@ FILE = "gpupool.toml"
 class Cluster:
     """Three command lines, and what the hosts need: see docs/guides/clusters.md.
 
-    Command lines are split as a shell would, and no shell runs them; `{host}` and `{job}` stand in
-    them.
+    Command lines are split as a shell would, and no shell runs them; `{host}`, `{ranks}` (of that
+    host, if known) and `{job}` stand in them.
     """
 
     name: str
@@ -82,7 +82,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # the others are texts
     "hosts": (list, str, int),
     "n": (int,),
 }
-_SAID = {str: "a text", list: "a list of texts", int: "a number", bool: "true or false"}
+_SAID = {str: "a text", list: "a list of texts", int: "a number above 0", bool: "true or false"}
 _HOST = re.compile(r"(?!-)([\w.@%-]+)(?::([1-9]\d{0,3}))?")
 
 
@@ -149,7 +149,7 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
     for key, value in {**table, "words": words, "hosts": hosts}.items():
         if value and via not in _ONLY.get(key, presets):
             raise OptionsError(f"{key} says nothing to {via}: it is for {', '.join(_ONLY[key])}.")
-    values = {"n": str(n or ""), "words": shlex.join(words), "clean": ""}
+    values = {"n": str(n or ""), "words": shlex.join(words), "clean": "", "gpus": ""}
     made = presets[via] | {key: value for key, value in table.items() if key not in _ONLY}
     lists, job = made.pop("inside", {}), "-"
     if not hosts and "hold" not in table:
@@ -161,16 +161,13 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
                 )
             hosts, job, made["cancel"] = lists[variable], "${SLURM_JOB_ID:--}", ""
             # They are of the notebook's own step, and srun would take them for options.
-            own = [f"-u{key}" for key in os.environ if key.startswith(("SLURM_", "SRUN_"))]
-            values["clean"] = shlex.join(["env", *own])
+            own = {key for key in os.environ if key.startswith(("SLURM_", "SRUN_"))}
+            values["clean"] = shlex.join(["env", *(f"-u{key}" for key in own - {"SLURM_CONF"})])
             break
-    if isinstance(hosts, str):
-        listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
-        made["hold"] = f"sh -c {shlex.quote(listing)}"
-    elif via == "slurm":
-        values |= _tasks(n, words, options.device)
-    elif via in _COUNTED:
-        said = str(hosts) if isinstance(hosts, int) else "".join(hosts) or "1"
+    if isinstance(hosts, int):
+        hosts = [str(hosts)]
+    if via in _COUNTED:
+        said = "".join(hosts) or "1"
         if not said.isdecimal() or not (number := int(said)):
             raise OptionsError(f"hosts={plain(said)!r}: must be the number of hosts, as 2.")
         if via == "sky":
@@ -178,6 +175,11 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
         else:
             values |= _pods(n, number, table, options.device)
         values["number"] = said
+    elif isinstance(hosts, str):
+        listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
+        made["hold"] = f"sh -c {shlex.quote(listing)}"
+    elif via == "slurm":
+        values |= _tasks(n, words, options.device)
     elif hosts or "hold" not in made:
         if any(count for _, count in hosts_of(hosts)) and n:
             raise OptionsError(f"n={n} and hosts with their ranks exclude each other.")
@@ -197,8 +199,12 @@ def _tasks(n: int | None, words: Sequence[str], device: str) -> dict[str, str]:
         raise OptionsError(f"n={n} and {shlex.join(words)} both say how many ranks.")
     of_gpus = any(word.startswith(("-G", "--gpu", "--gres", "--tres")) for word in words)
     gpus = "" if device == "cpu" or of_gpus else "--gpus-per-task=1"
-    tasks = "$SLURM_TASKS_PER_NODE" if n or is_counted else ""
-    return {"asked": f"-n {n} {gpus}" if n else gpus * is_counted, "tasks": tasks}
+    if not n and not is_counted:
+        return {"asked": "", "tasks": ""}
+    # Our own step, of one task, would else have the GPU of one.
+    is_each = gpus or "--gpus-per-task=1" in words
+    step = {"gpus": "--gpus={ranks}"} if is_each else {}
+    return {"asked": f"-n {n} {gpus}" if n else gpus, "tasks": "$SLURM_TASKS_PER_NODE", **step}
 
 
 def _machines(name: str, number: int, words: Sequence[str], device: str) -> dict[str, str]:
@@ -245,7 +251,7 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
         refuse_unknown([key], known, of=" of a cluster")
         kinds = _KINDS.get(key, (str,))
         are_texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
-        if type(value) not in kinds or not are_texts:
+        if type(value) not in kinds or not are_texts or (key == "n" and value < 1):
             raise OptionsError(f"{key} must be {' or '.join(_SAID[kind] for kind in kinds)}.")
     for key, form in (("network", "10.1.0.0/16"), ("ports", "42000-42040")):
         if re.sub(r"\d+", "1", table.get(key, form)) != re.sub(r"\d+", "1", form):

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.machine.processes import dying_with_us
@@ -35,14 +36,12 @@ _UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 class Allocation:
     """The hosts of a cluster, with the ranks of each where it says them.
 
-    Made, it has them: it waits without a limit, and says how things stand. KeyboardInterrupt, or
-    `is_stopped`, cancels. `on_end` hears in words that they are gone, unless they were given back,
-    `on_notice` that they soon will be; both in a background thread.
+    Made, it has them, or has raised: it waits without a limit, and says how things stand.
+    KeyboardInterrupt, or `is_stopped`, cancels. `on_end` hears in words that they are gone, unless
+    they were given back, `on_notice` that they soon will be; both in a background thread.
 
     Raises:
-        PoolStartError: there are none, in the scheduler's words. Nothing is held.
-        OptionsError: what it says are no hosts.
-        PoolError: it was stopped.
+        PoolError: it was stopped, or there are none (PoolStartError): the scheduler's own words.
     """
 
     def __init__(
@@ -58,6 +57,7 @@ class Allocation:
         # Schedulers keep the environment, and send it about; what drives a cloud needs its keys.
         needs_keys = cluster.via in ("kubernetes", "sky")
         self.environment = dict(os.environ) if needs_keys else environ.inheritable(os.environ)
+        self.environment["SLURM_TIME_FORMAT"] = "standard"  # of squeue
         self._cluster = cluster
         self._on_end, self._on_notice = on_end, on_notice
         self._words = ""  # how it has ended
@@ -83,7 +83,9 @@ class Allocation:
 
     def command(self, host: str) -> list[str]:
         """What stands before a command that is to run on a host."""
-        return [word.replace("{host}", host) for word in self._split(self._cluster.run)]
+        ranks = str(dict(self.hosts)[host] or "")
+        words = self._split(self._cluster.run)
+        return [word.replace("{host}", host).replace("{ranks}", ranks) for word in words]
 
     def wrapped(self, host: str, command: Sequence[str]) -> list[str]:
         """How to run a command on a host, with its stdin and stdout here."""
@@ -120,8 +122,6 @@ class Allocation:
                 say(f"{self._who}: {stands or 'waiting'}")
                 ask_at = time.monotonic() + _ASK_S
             self._gone.wait(_LOOK_S)
-
-    # ---- in the background ---------------------------------------------------------------------
 
     def _hold(self) -> None:
         """Start what holds the hosts, and wait for its end, or for `close`.
@@ -188,8 +188,6 @@ class Allocation:
             self._words = f"{self._who} ended: {state}{why}" if state else f"{self._who}: {said}"
             break
 
-    # ---- what is known -------------------------------------------------------------------------
-
     @property
     def _who(self) -> str:
         if not self.job and "{job}" in self._cluster.state + self._cluster.cancel:
@@ -209,17 +207,10 @@ class Allocation:
         """What a command says; "" if it fails, or the job is not known that it is about."""
         if not line or ("{job}" in line and self._who and not self.job):
             return ""
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(
-                self._split(line),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_ANSWER_S,
-                env={**self.environment, "SLURM_TIME_FORMAT": "standard"},
-                start_new_session=True,
-            ).stdout
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": self.environment}
+            options |= {"capture_output": True, "text": True, "timeout": _ANSWER_S}
+            return str(subprocess.run(self._split(line), **options).stdout)
         return ""
 
     def _said(self) -> str:
@@ -231,7 +222,7 @@ class Allocation:
         """What is wrong, in the scheduler's words; else what it has said last."""
         lines = [line for line in self._said().splitlines() if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-        return _shown("; ".join(errors or lines[-1:]))
+        return _shown("; ".join(errors or lines[-2:]))
 
     def _split(self, line: str) -> list[str]:
         return [word.replace("{job}", self.job) for word in shlex.split(line)]

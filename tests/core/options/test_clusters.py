@@ -70,8 +70,15 @@ def test_a_pod_for_each_host() -> None:
         "registry/gpupool:1",
         {"limits": {"nvidia.com/gpu": 4}},
     )
-    validate = pytest.importorskip("kubernetes_validate")
-    validate.validate(job, "1.31", strict=True)
+
+
+@pytest.mark.long
+def test_what_is_asked_for_is_a_job_of_kubernetes() -> None:
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    for device in ("auto", "cpu"):
+        cluster = made("kubernetes", f"[kubernetes]\n{POD}", n=2, device=device)
+        job = yaml.safe_load(shlex.split(cluster.hold)[6])
+        kubernetes.validate(job, kubernetes.latest_version(), strict=True)
 
 
 def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +115,8 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
         ("[lab]\nvia = 'ssg'", "'ssh'"),
         ("[lab]\nvia = 'ssh'", "--hosts"),
         ("[lab]\nvia = 'ssh'\nhosts = [1]", "hosts"),
+        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nn = 0", "n must"),
+        ("[lab]\nvia = 'sky'\nhosts = '0'", "'0'"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a']\nenv = 'X'", "env"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a:2']\nn = 2", "n=2"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a']\nwords = ['x']", "words"),

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import psutil
 import pytest
 
 from gpupool.core.errors import PoolError, PoolStartError
-from gpupool.core.options.clusters import cluster_of
+from gpupool.core.options.clusters import Cluster, cluster_of
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.pool.launchers.allocation import Allocation
 from tests.support import shims
 from tests.support.processes import gone, notebook, until
 from tests.support.raising import raises
 
-SLURM: dict[str, Any] = {"profile": "slurm", "n": 4, "words": ("-p", "gpu", "-t", "10")}
+SLURM: dict[str, Any] = {"profile": "slurm", "n": 4, "words": ("-p", "gpu", "-t", "9")}
+PODS = {"profile": "kubernetes", "n": 4, "hosts": ("2",), "words": ("--context", "lab")}
 HOLD = f"""
 import sys, time
 from gpupool.core.options.clusters import cluster_of
@@ -34,19 +36,23 @@ time.sleep(60)
 """
 
 
-@pytest.fixture
-def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of shims that are first on PATH."""
+@pytest.fixture(autouse=True)
+def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of shims that are first on PATH; when the test is over, nothing is left."""
+    (tmp_path / "bin").mkdir()
     for name in shims.NAMES:
         command = tmp_path / "bin" / name
-        command.parent.mkdir(exist_ok=True)
-        command.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {shims.__file__} {name} "$@"\n')
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -SE {shims.__file__} {name} "$@"\n')
         command.chmod(0o755)
+    (tmp_path / "gpupool.toml").write_text("[kubernetes]\nimage = 'x'")
+    (tmp_path / "gpupool.toml").chmod(0o644)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SHIMS", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before, files = psutil.Process().children(recursive=True), os.listdir("/proc/self/fd")
+    yield tmp_path
+    until(lambda: psutil.Process().children(recursive=True) == before, 5.0, "their end")
+    assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
 @pytest.fixture
@@ -56,30 +62,21 @@ def allowed(shim: Path) -> Path:
     return shim
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Any:
-    before = psutil.Process().children(recursive=True)
-    files = len(os.listdir("/proc/self/fd"))
-    yield
-    until(lambda: psutil.Process().children(recursive=True) == before, 5.0, "their end")
-    assert len(os.listdir("/proc/self/fd")) == files
+def cluster(**options: Any) -> Cluster:
+    found = cluster_of(PoolOptions(**options))
+    assert found is not None
+    return found
 
 
-def allocate(options: dict[str, Any] = SLURM, *args: Any, **calls: Any) -> Allocation:
-    cluster = cluster_of(PoolOptions(**options))
-    assert cluster is not None
-    return Allocation(cluster, *args, **calls)
-
-
-def output(hold: Allocation, host: str, *command: str) -> str:
-    done = subprocess.run(hold.wrapped(host, command), stdout=subprocess.PIPE, text=True)
-    return done.stdout.strip()
+def output(hold: Allocation, host: str) -> str:
+    command = hold.wrapped(host, ["sh", "-c", "echo $HOST 'a  b'"])
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def test_slurm_gives_hosts_and_gets_them_back(allowed: Path) -> None:
-    hold = allocate()
+    hold = Allocation(cluster(**SLURM))
     assert (hold.job, hold.hosts) == ("4711", [("node01", 2), ("node02", 2)])
-    assert output(hold, "node02", "sh", "-c", "echo $SLURMD_NODENAME 'a  b'") == "node02 a  b"
+    assert output(hold, "node02") == "node02 a  b\n"
     assert hold.ended() == ""
     hold.close()
     hold.close()
@@ -93,14 +90,14 @@ def test_waiting_is_said(shim: Path) -> None:
         said.append(text)
         (shim / "allowed").touch()
 
-    allocate(SLURM, say).close()
+    Allocation(cluster(**SLURM), say).close()
     assert "4711" in said[0]
     assert "2031-11-26 14:05" in said[0]
 
 
-def test_a_rejection_is_the_schedulers_own_sentence(shim: Path) -> None:
+def test_a_rejection_is_the_schedulers_own_sentence() -> None:
     with raises(PoolStartError, "Invalid partition name specified"):
-        allocate({**SLURM, "words": ("-p", "nope")})
+        Allocation(cluster(profile="slurm", n=1))
 
 
 @pytest.mark.parametrize("how", [PoolError, KeyboardInterrupt])
@@ -113,15 +110,14 @@ def test_stop_while_it_waits_leaves_no_job(shim: Path, how: type[BaseException])
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(how):
-        allocate(SLURM, say, lambda: bool(waits))
+        Allocation(cluster(**SLURM), say, lambda: bool(waits))
     assert shims.state(shim).startswith("CANCELLED")
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT|TimeLimit", "COMPLETING|TimeLimit", "CANCELLED|None"])
 def test_the_end_of_a_job_is_named(allowed: Path, state: str) -> None:
     ends: list[str] = []
-    hold = allocate(on_end=ends.append)
-    shims.put("CANCELLED||", allowed)  # salloc sees it
+    hold = Allocation(cluster(**SLURM), on_end=ends.append)
     shims.put(f"{state}|N/A|N/A", allowed)
     until(lambda: bool(ends), 10.0, "its being told")
     assert ends == [hold.ended()]
@@ -132,7 +128,7 @@ def test_the_end_of_a_job_is_named(allowed: Path, state: str) -> None:
 
 def test_a_job_whose_holder_is_killed_is_cancelled(allowed: Path) -> None:
     ends: list[str] = []
-    hold = allocate(on_end=ends.append)
+    hold = Allocation(cluster(**SLURM), on_end=ends.append)
     (salloc,) = (one for one in psutil.Process().children() if "salloc" in one.cmdline())
     salloc.kill()
     until(lambda: bool(ends), 10.0, "its being told")
@@ -153,11 +149,11 @@ def test_a_killed_notebook_leaves_no_job(shim: Path, waits: bool) -> None:
     assert shims.state(shim).startswith(("CANCELLED", "COMPLETED"))
 
 
-def test_the_time_limit_is_announced(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_is_announced_once(allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end = datetime.now() + timedelta(seconds=100)
     monkeypatch.setenv("SHIM_END", f"{end:%Y-%m-%dT%H:%M:%S}")
     notices: list[str] = []
-    hold = allocate(on_notice=notices.append)
+    hold = Allocation(cluster(**SLURM), on_notice=notices.append)
     until(lambda: bool(notices), 5.0, "the notice")
     assert "4711" in notices[0]
     assert f"{end:%H:%M}" in notices[0]
@@ -165,46 +161,40 @@ def test_the_time_limit_is_announced(allowed: Path, monkeypatch: pytest.MonkeyPa
     assert len(notices) == 1
 
 
-def test_a_command_that_is_not_there(shim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(shim))
+def test_a_command_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
     with raises(PoolStartError, "salloc"):
-        allocate()
+        Allocation(cluster(**SLURM))
 
 
 def test_pods(shim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"profile": "kubernetes", "n": 4, "hosts": ("2",), "words": ("--context", "lab")}
-    (shim / "gpupool.toml").write_text("[kubernetes]\nimage = 'x'")
-    (shim / "gpupool.toml").chmod(0o644)
     said: list[str] = []
 
     def say(text: str) -> None:
         said.append(text)
         (shim / "allowed").touch()
 
-    hold = allocate(words, say)
+    hold = Allocation(cluster(**PODS), say)
     assert "Insufficient nvidia.com/gpu" in said[0]
-    assert hold.hosts == [(f"{hold.job}-{i}-x", None) for i in range(2)]
-    assert output(hold, hold.hosts[1][0], "sh", "-c", "echo $POD") == f"{hold.job}-1-x"
+    assert hold.hosts == [(f"{hold.job}-{i}", None) for i in range(2)]
+    assert output(hold, f"{hold.job}-1") == f"{hold.job}-1 a  b\n"
     hold.close()
-    assert shims.state(shim) == "DELETED"
+    assert shims.state(shim) == ""
     (shim / "allowed").unlink()
-    with pytest.raises(PoolError):
-        allocate(words, is_stopped=lambda: shims.state(shim).startswith("Pending"))
-    assert shims.state(shim) == "DELETED"
+    with raises(PoolError):
+        Allocation(cluster(**PODS), is_stopped=lambda: shims.state(shim) != "")
+    assert shims.state(shim) == ""
     monkeypatch.setenv("SHIM_FAILED", "1")
     with raises(PoolStartError, "python3: not found"):
-        allocate(words)
-    assert shims.state(shim) == "DELETED"
+        Allocation(cluster(**PODS))
 
 
-def test_machines_of_a_cloud(shim: Path) -> None:
-    words = {"profile": "sky", "hosts": ("2",), "words": ("--gpus", "H100:8")}
-    hold = allocate(words)
+def test_machines_of_a_cloud_stay_until_they_are_taken_down(shim: Path) -> None:
+    sky = cluster(profile="sky", hosts=("2",), words=("--gpus", "H100:8"))
+    hold = Allocation(sky)
     assert hold.hosts == [("gpupool-sky", None), ("gpupool-sky-worker1", None)]
-    assert output(hold, "gpupool-sky-worker1", "sh", "-c", "echo $HOST 'a  b'").endswith("1 a  b")
+    assert output(hold, "gpupool-sky-worker1") == "gpupool-sky-worker1 a  b\n"
     hold.close()
     assert shims.state(shim) == "UP"
-    cluster = cluster_of(PoolOptions(**words))
-    assert cluster is not None
-    subprocess.run(shlex.split(cluster.down), check=True)
-    assert shims.state(shim) == "DELETED"
+    subprocess.run(shlex.split(sky.down), check=True)
+    assert shims.state(shim) == ""
