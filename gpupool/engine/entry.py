@@ -11,7 +11,7 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from gpupool.core.wire import calls as wire
 from gpupool.core.wire.calls import Call
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.torch_settings import torch_settings
-from gpupool.core.wire.values import Bindings, Place
+from gpupool.core.wire.values import Bindings
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
@@ -54,7 +54,8 @@ def serve(call: Call[Any]) -> Reply[Any]:
 def _do(call: Call[Any]) -> Reply[Any]:
     match call:
         case wire.Prepare(place):
-            _prepare(place)
+            variables.follow(place)
+            _prepare()
         case wire.WarmUp():
             torch.zeros(1, device=this_rank().device)
             devices.of(this_rank().device).synchronize()
@@ -118,9 +119,9 @@ def _train_or_infer(call: Call[Any]) -> Reply[Any]:
     raise TypeError(f"nobody serves {type(call).__name__}")
 
 
-def _prepare(place: Place) -> None:
+@cache  # the pool may ask again
+def _prepare() -> None:
     """Until here files were made for their owner alone: keys and logs."""
-    variables.follow(place)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(this_rank()))
     execute.adapt(shell)
