@@ -228,16 +228,6 @@ class Allocation:
         return [word.replace("{job}", self.job) for word in shlex.split(line)]
 
 
-def down(cluster: Cluster) -> None:
-    """Give back what a cluster keeps when no pool uses it. Raises PoolError if that fails."""
-    if not cluster.down:
-        raise PoolError(f"{cluster.name} keeps nothing that could be taken down.")
-    command = shlex.split(cluster.down)
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        raise PoolError(f"{cluster.down}: {_shown(done.stderr or done.stdout)}.")
-
-
 def _shown(text: str) -> str:
     return without_passwords(plain(CODES.sub("", text.strip()))).rstrip(".")
 
