@@ -166,10 +166,17 @@ class Lab:
         now = {host: self._things(host) - self._then[host] for host in hosts or ADDRESSES}
         return {host: things for host, things in now.items() if things}
 
+    def empty(self, *hosts: str, seconds: float = 3.0) -> None:
+        """Fail unless nothing is left in time."""
+        with contextlib.suppress(AssertionError):
+            until(lambda: not self.left(*hosts), seconds)
+        left = self.left(*hosts)
+        assert not left, left
+
     def _things(self, host: str) -> set[str]:
         folders = ("/tmp", "/dev/shm", "/run/lock", HOME / ".local/state/gpupool")
         files = {str(one) for folder in folders for one in self.path(host, folder).glob("*")}
-        return files | {f"{pid} {words}" for pid, words in self.processes(host).items()}
+        return files | {f"{pid} {words[:60]}" for pid, words in self.processes(host).items()}
 
     def cut(self, host: str) -> None:
         """Pull the cable out: nobody is told."""

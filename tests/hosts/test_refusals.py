@@ -11,7 +11,6 @@ import pytest
 
 from tests.hosts.lab import ADDRESSES, HOME, NODES, OWN, ROOT, Lab
 from tests.hosts.notebook import SUM, Notebook
-from tests.support.processes import until
 
 pytestmark = pytest.mark.hosts
 START = "start('ssh', hosts=('node1:1', 'node2:1'))"
@@ -54,7 +53,7 @@ def notebook(lab: Lab) -> Iterator[Notebook]:
 def nothing_left(lab: Lab) -> Iterator[None]:
     """After each test the nodes are as they were."""
     yield
-    until(lambda: not lab.left(*NODES), 3.0, f"{lab.left(*NODES)}: its end")
+    lab.empty(*NODES)
 
 
 def refused(notebook: Notebook, start: str = START) -> str:

@@ -39,8 +39,9 @@ def jobs(lab: Lab, what: str = "%T") -> list[str]:
 
 
 def gone(lab: Lab, *hosts: str) -> None:
-    """Wait until there is no job, and nothing is left on these hosts."""
-    until(lambda: not jobs(lab) and not lab.left(*hosts), GONE_S, f"{jobs(lab)}, {lab.left()}: end")
+    """Fail unless soon there is no job, and nothing is left on these hosts."""
+    until(lambda: not jobs(lab), GONE_S, "the end of the job")
+    lab.empty(*hosts)
 
 
 def ranks_are_on_both(notebook: Notebook) -> None:
@@ -132,6 +133,6 @@ def test_in_a_job_of_one_s_own_no_other_is_asked_for(cluster: Lab) -> None:
         ranks_are_on_both(notebook)
         assert jobs(cluster) == ["RUNNING"]
         notebook.run("pool.stop()")
-        until(lambda: not cluster.left(*NODES), GONE_S)
+        cluster.empty(*NODES)
         assert jobs(cluster) == ["RUNNING"]
     gone(cluster)
