@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
 
@@ -142,7 +143,8 @@ class Hosts(Launcher):
     """
 
     def __init__(self, cluster: Cluster, options: PoolOptions, on_exit: OnExit) -> None:
-        self._cluster, self._options, self._on_exit = cluster, options, on_exit
+        self._cluster, self._on_exit = cluster, on_exit
+        self._options = replace(options, n=cluster.n)  # which a table may say
         self._here = Forked(on_exit)
         self.pids = self._here.pids  # of all hosts
         self.folder, self.client_file = self._here.folder, self._here.client_file
