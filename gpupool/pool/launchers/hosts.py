@@ -61,7 +61,7 @@ class Agent(Processes):
         self.name, self.who = name, f"host {name}"
         self.ranks: set[int] = set()
         self.ping_ms: float | None = None
-        self._pinged_at = 0.0
+        self._pinged_at, self._num_unheard = 0.0, 0
         self._on_ready = on_ready
         super().__init__(Line(command, env), on_exit)
 
@@ -95,12 +95,13 @@ class Agent(Processes):
 
     def look(self) -> None:
         """Ping it; lose it if it was not heard for long."""
-        now = time.monotonic()
-        if now > self.line.heard_at + _SILENCE_S:
+        if self._num_unheard * _PING_S >= _SILENCE_S:
             self.why_ended = f"has not answered for {_SILENCE_S:.0f} s"
             self.line.kill()
         else:
-            self._pinged_at = now
+            # Counted, as a notebook whose own threads stand still hears nobody.
+            self._num_unheard += 1
+            self._pinged_at = time.monotonic()
             self.line.command(lines.Ping())
 
     def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
@@ -119,6 +120,7 @@ class Agent(Processes):
             self.line.close()
 
     def _on_event(self, event: lines.Line) -> None:
+        self._num_unheard = 0
         if isinstance(event, lines.Ping):
             self.ping_ms = 1000 * (time.monotonic() - self._pinged_at)
             return

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from gpupool.core.wire import starter as lines
@@ -25,7 +24,6 @@ class Line:
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.on_event: Callable[[lines.Line], None] = lambda event: None
         self.preloaded = threading.Event()  # it has imported what it needs
-        self.heard_at = time.monotonic()
         self._client_pid = os.getpid()
         self._stderr = os.memfd_create("gpupool-starter")
         self._process = subprocess.Popen(
@@ -84,7 +82,6 @@ class Line:
         with self._process.stdout as pipe:
             for line in pipe:
                 event = lines.decode(line)
-                self.heard_at = time.monotonic()
                 if isinstance(event, lines.Ready):
                     self.preloaded.set()
                 if event is not None:
