@@ -126,7 +126,8 @@ class Agent(Processes):
             return
         if isinstance(event, lines.Exited) and event.name == STARTER and not self.why_ended:
             said = event.log_tail.strip().splitlines()
-            self.why_ended = said[-1].rstrip(".") if said else exit_reason(event.status)
+            how = said[-1].rstrip(".") if said else f"its starter {exit_reason(event.status)}"
+            self.why_ended = f"cannot be used: {how}"
         super()._on_event(event)
         if isinstance(event, lines.Ready):
             self._on_ready()
