@@ -203,6 +203,8 @@ class Starter:
         if self._is_remote:
             for listener in self._listeners:
                 listener.close()
+            if command.before:
+                shutil.rmtree(Path(command.before).parent, ignore_errors=True)
             folder = tempfile.mkdtemp(prefix="pool", dir=self._folder)
             os.mkdir(f"{folder}/profile")  # where the controller runs, that makes it
             env, why = {**os.environ, **env}, ""

@@ -35,13 +35,15 @@ class Open:
     `env` is the environment of all its processes. It never holds a secret. Without a folder, on
     another host than the notebook's, the starter makes one, with the connection file in it: its
     text is `connection`, or, where others could read what crosses, in the file `connection_path` of
-    a home that both hosts see. `env` adds to the starter's own environment then.
+    a home that both hosts see. `env` adds to the starter's own environment then. The folder
+    `before` was left there by a starter of this pool that was killed.
     """
 
     folder: str
     env: Mapping[str, str]
     connection: str = ""
     connection_path: str = ""
+    before: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,9 @@ class Agent(Processes):
         """Try to connect to other hosts from there."""
         return self._ask(lines.Reach(targets), lines.Reached, "does not answer")
 
-    def open(self, variables: dict[str, str], text: str, path: str) -> None:
-        """Have it make the pool's folder, with the connection file in it."""
-        command = lines.Open("", variables, text, path)
+    def open(self, variables: dict[str, str], text: str, path: str, before: str = "") -> None:
+        """Have it make the pool's folder, with the connection file in it; see `lines.Open`."""
+        command = lines.Open("", variables, text, path, before)
         opened = self._ask(command, lines.Opened, "made no folder")
         if opened.why:
             raise PoolError(
@@ -224,7 +224,7 @@ class Hosts(Launcher):
                 self._bring_back(name)
             agent = self._agents[name]
             if not agent.folder:
-                self._open([agent])
+                self._open(agent)
             file = f"{agent.folder}/{lines.CONNECTION_FILE}"
             agent.fork_engines(there, file, (self._ranks[0].address, self._master_port))
 
@@ -309,13 +309,12 @@ class Hosts(Launcher):
             hello.note,
         )
 
-    def _open(self, agents: Iterable[Agent]) -> None:
-        """Have agents make the pool's folder there; keys cross only what nobody can read."""
+    def _open(self, agent: Agent, before: str = "") -> None:
+        """Have an agent make the pool's folder; keys cross only what nobody can read."""
         variables = environ.inheritable(environ.select(self._cluster.env, os.environ))
         text = self._here.engine_file.read_text()
         with _shared_file("" if self._cluster.is_private else text) as path:
-            for agent in agents:
-                agent.open(variables, text if self._cluster.is_private else "", path)
+            agent.open(variables, "" if path else text, path, before)
 
     def _bring_back(self, name: str) -> None:
         """Reach a host again that was lost, with all that its ranks need but themselves.
@@ -325,6 +324,7 @@ class Hosts(Launcher):
         """
         ranks = _by_host(self._ranks)[name]
         uuids = [one.gpu.uuid for one in ranks if one.gpu]
+        before = self._agents[name].folder
         late = time.monotonic() + _RETURN_S
         while True:
             self._agents[name].stop()
@@ -337,7 +337,7 @@ class Hosts(Launcher):
                     raise PoolError(f"host {name} has no longer the address {ranks[0].address}.")
                 if uuids:  # those that its last agent may still have, for a moment
                     agent.lock_gpus(uuids, len(uuids), self._options.force)
-                return self._open([agent])
+                return self._open(agent, before)
             except (PoolError, PlacementError):
                 if time.monotonic() > late:
                     raise
