@@ -45,6 +45,7 @@ from gpupool.core.machine.gpus import discover
 from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
 from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
 from gpupool.core.machine.processes import die_with, set_process_name
+from gpupool.core.wire import environ
 from gpupool.core.wire import starter as lines
 from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
 
@@ -67,6 +68,7 @@ class Starter:
         self._folder = folder
         self._warm_s = warm_s
         self._is_remote = not client_pid
+        self._environ = environ.inheritable(os.environ)  # of a host that is not the notebook's
         self._client_pid = client_pid
         # A mark for systemd-tmpfiles, which removes what is old and not locked.
         with contextlib.suppress(OSError):  # not every file system has locks
@@ -207,7 +209,7 @@ class Starter:
                 shutil.rmtree(Path(command.before).parent, ignore_errors=True)
             folder = tempfile.mkdtemp(prefix="pool", dir=self._folder)
             os.mkdir(f"{folder}/profile")  # where the controller runs, that makes it
-            env, why = {**os.environ, **env}, ""
+            env, why = {**self._environ, **env}, ""
             try:
                 text = command.connection or Path(command.connection_path).read_text()
                 Path(folder, lines.CONNECTION_FILE).write_text(text)
@@ -307,11 +309,11 @@ def main() -> None:
     place, client_pid, warm_s, needed, late = sys.argv[1:]
     is_remote = client_pid == "0"
     folder = tempfile.mkdtemp(prefix="gpupool-pool-") if is_remote else place
+    starter = Starter(Path(folder), int(client_pid), float(warm_s), needed, late)
     # OpenBLAS would start its threads when imported, and no thread survives a fork. torch makes a
     # folder for compiled code when it is imported; that of the ranks is chosen in `engine/boot.py`.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{folder}/inductor")
-    starter = Starter(Path(folder), int(client_pid), float(warm_s), needed, late)
     starter_pid, asked = os.getpid(), None
     try:
         with contextlib.suppress(BrokenPipeError, ProcessLookupError):  # the client has died
