@@ -35,7 +35,6 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -44,7 +43,7 @@ from gpupool.core.machine import network
 from gpupool.core.machine.gpus import discover
 from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
 from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
-from gpupool.core.machine.processes import die_with, set_process_name
+from gpupool.core.machine.processes import die_with, set_process_name, versions
 from gpupool.core.wire import environ
 from gpupool.core.wire import starter as lines
 from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
@@ -132,14 +131,10 @@ class Starter:
         signal.signal(signal.SIGTERM, self._leave)  # of a scheduler whose job ends
         signal.signal(signal.SIGHUP, self._leave)
         os.write(self._line, b"\n")  # behind what a login shell may have said
-        versions = {"python": ".".join(map(str, sys.version_info[:2]))}
-        for package in ("gpupool", "torch"):
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                versions[package] = metadata.version(package)
         self._listeners, listens_at = network.listen(reachable)
         found, cores = asdict(discover()), num_usable_cores()
         hello = lines.Hello(
-            socket.gethostname(), versions, found, cores, little_shared_memory(), listens_at
+            socket.gethostname(), versions(), found, cores, little_shared_memory(), listens_at
         )
         self._tell(hello)
 

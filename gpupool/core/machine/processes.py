@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import gpupool
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -26,6 +29,16 @@ def command_for(module: str, python: str = sys.executable) -> list[str]:
         f" from {module} import main; main()"
     )
     return [python, "-P", "-c", code]
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, gpupool and torch; without torch where it is not installed."""
+    from importlib import metadata  # 20 ms, of which `%load_ext` needs nothing
+
+    found = {"python": ".".join(map(str, sys.version_info[:2])), "gpupool": gpupool.__version__}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found["torch"] = metadata.version("torch")
+    return found
 
 
 def state_of(pid: int) -> str:

@@ -6,7 +6,6 @@ they connect is its line. Both ends ping: a host that is not heard is lost.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from random import SystemRandom
 from gpupool.core.errors import PlacementError, PoolError, PoolStartError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine import network
-from gpupool.core.machine.processes import command_for
+from gpupool.core.machine.processes import command_for, versions
 from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, Rank
 from gpupool.core.options.clusters import Cluster
 from gpupool.core.options.pool_options import PoolOptions
@@ -379,9 +378,7 @@ def _discovery(hello: lines.Hello) -> Discovery:
 
 def _check_versions(name: str, hello: lines.Hello) -> None:
     """Raise PoolStartError where a host has other versions than the notebook."""
-    here = {"python": ".".join(map(str, sys.version_info[:2]))}
-    here |= {package: importlib.metadata.version(package) for package in ("gpupool", "torch")}
-    for package, version in here.items():
+    for package, version in versions().items():
         there = hello.versions.get(package)
         if there != version:
             has = f"{package} {there}" if there else f"no {package}"
