@@ -133,10 +133,7 @@ class Starter:
         os.write(self._line, b"\n")  # behind what a login shell may have said
         self._listeners, listens_at = network.listen(reachable)
         found, cores = asdict(discover()), num_usable_cores()
-        hello = lines.Hello(
-            socket.gethostname(), versions(), found, cores, little_shared_memory(), listens_at
-        )
-        self._tell(hello)
+        self._tell(lines.Hello(versions(), found, cores, little_shared_memory(), listens_at))
 
     def _leave(self, *_: object) -> None:
         self._serving = False

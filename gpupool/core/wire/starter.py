@@ -115,7 +115,6 @@ class Hello:
     says what may go wrong there. It listens, until a pool is opened, at [interface, address, port].
     """
 
-    host: str
     versions: Mapping[str, str]
     gpus: Mapping[str, Any]
     num_cores: int

@@ -57,7 +57,7 @@ class Agent(Processes):
         on_ready: Callable[[], None],
         env: Mapping[str, str] | None = None,
     ) -> None:
-        self.name, self.who = name, f"host {name}"
+        self.who = f"host {name}"
         self.ranks: set[int] = set()
         self.ping_ms: float | None = None
         self._pinged_at, self._num_unheard = 0.0, 0
