@@ -6,30 +6,39 @@
 
 What is kept belongs to one version of a file: a changed file is read from the store again. Files of
 a store without versions (no ETag) are always read from the store.
+
+A cache is a folder for each source, and in it a file for each content, as long as there is room.
+No name is in the clear, a URL or a key of a store: a file is called by the hash of what it holds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import logging
 import math
 import os
-import threading
+import secrets
+import shutil
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+
+import xxhash
 
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.data.cache.cache_folder import cache_folder, private_folder
-from gpupool.data.cache.records import Key, Records, key_of
-from gpupool.data.cache.writer import Writer
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.retry import counts
-from gpupool.data.stores.waiting import interruptible
 
-T = TypeVar("T")
 _MIN_LIMIT_GIB = 1 / 64
+_IN_USE_S = 300.0  # what was used within this makes no room for others
+_NOTE_EVERY_S = 60.0  # how often the use of a source is noted
+_TRY_AGAIN_S = 10.0  # after there was no room
+_BLOCK = 4096  # bytes that a file of one byte takes on a disk
+_BLOCKS = "blocks"  # a file with one byte for each block of its folder: appends need no lock
 
 
 @dataclass(frozen=True)
@@ -73,14 +82,14 @@ class Cached:
         """
         if not file.version:
             return self.source.read(file, start, length)
-        key = key_of(self.source.name(file.path), file.size, file.version, start, length)
+        content = (self.source.name(file.path), file.size, file.version, start, length)
+        path = f"{_hash_of(self.shown_url)}/{_hash_of(*content)}"
         limit = int(self.limit_gib * 2**30)
-        return self.open().read(key, lambda: self.source.read(file, start, length), limit)
+        return self.open().read(path, lambda: self.source.read(file, start, length), limit)
 
     def open(self) -> DiskCache:
         """The cache on this host. Raises DataError if its folder cannot be made."""
-        # Every read comes here: without the lock once it is open.
-        return _opened.get(self.folder) or _open(self.folder)
+        return _opened(self.folder)
 
 
 def cached(source: Source, limit_gib: float, folder: str | None = None) -> Cached:
@@ -89,93 +98,104 @@ def cached(source: Source, limit_gib: float, folder: str | None = None) -> Cache
 
 
 class DiskCache:
-    """The records of one folder, read and written by the threads of this process.
+    """The contents kept in one folder, read and written by all threads of all processes.
 
-    What takes locks or changes what is known is never done in the main thread, where an interrupt
-    could end it half way.
+    Nobody waits for a lock: a file is written under another name, and renamed when it is whole. A
+    file that a crash of the machine has torn does not have the checksum at its beginning, and is
+    not served.
     """
 
-    def __init__(self, folder: Path, records: Records | None = None, writer: Writer | None = None):
-        self.records = records or Records(folder)
+    def __init__(self, folder: Path) -> None:
         self.stopped = ""
         self._folder = folder
-        self._writer = writer or Writer(folder)
-        self._lock = threading.Lock()
-        self._under_way: dict[Key, Future[bytes]] = {}
+        self._full_until = 0.0
+        self._noted: dict[Path, float] = {}
 
-    def read(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
-        """The record of `key`, else what `fetch` gives, which is kept within `limit` bytes.
+    def read(self, name: str, fetch: Callable[[], bytes], limit: int) -> bytes:
+        """The content `name` ("source/content"), else what `fetch` gives.
 
-        While one thread fetches, others that want the same wait for it.
+        That is kept if all of the folder then takes at most `limit` bytes.
         """
-        # The usual case changes nothing, so an interrupt may end it anywhere.
-        data = self._find(key)
-        if data is not None:
-            return data
-        return interruptible(lambda: self._read_shared(key, fetch, limit))
-
-    def close_files(self) -> None:
-        """Close the files it writes to."""
-        self._writer.close_files()
-
-    def _read_shared(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
-        with self._lock:
-            others = self._under_way.get(key)
-            mine = Future[bytes]()
-            if others is None:
-                self._under_way[key] = mine
-        if others is not None:
-            return others.result()
+        path = self._folder / name
         try:
-            data = self._read_once(key, fetch, limit)
-            mine.set_result(data)
-            return data
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                del self._under_way[key]
-
-    def _read_once(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
-        self._refresh()  # another process may have read it in the meantime
-        data = self._find(key)
-        if data is not None:
-            return data
-        # There is an entry, but its record is not what was written.
-        damaged = self.records.knows(key)
-        data = fetch()
-        self._keep(key, data, limit, replace=damaged)
-        return data
-
-    def _keep(self, key: Key, data: bytes, limit: int, *, replace: bool) -> None:
-        """Write a record if there is none, or to `replace` one: the newest of a key counts."""
-        if self.stopped:
-            return
-        try:
-            # Another process may have written it while this one fetched.
-            self.records.refresh()
-            if replace or not self.records.knows(key):
-                self._writer.write(key, data, limit)
-        except (OSError, DataError) as error:
-            self._stop(error)
-
-    def _find(self, key: Key) -> bytes | None:
-        data = self._on_disk(lambda: self.records.find(key), None)
-        if data is not None:
-            counts.add(cached_reads=1)
-        return data
-
-    def _refresh(self) -> None:
-        self._on_disk(self.records.refresh, None)
-
-    def _on_disk(self, ask: Callable[[], T], otherwise: T) -> T:
-        """What the disk gives, or `otherwise` if it cannot be read, which is said."""
-        try:
-            return ask()
+            data = self._find(path)
         except OSError as error:
             self._stop(error)
-            return otherwise
+            data = None
+        if data is not None:
+            counts.add(cached_reads=1)
+            return data
+        data = fetch()
+        if not self.stopped:
+            try:
+                self._keep(path, data, limit)
+            except FileNotFoundError:  # somebody has just removed the folder
+                pass
+            except (OSError, DataError) as error:
+                self._stop(error)
+        return data
+
+    def _find(self, path: Path) -> bytes | None:
+        """What a file holds; None if it is not there, or not as it was written."""
+        self._note_use(path.parent)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                check, data = file.read(8), file.read()
+        except FileNotFoundError:
+            return None
+        if xxhash.xxh3_64_digest(data) == check:
+            return data
+        path.unlink(missing_ok=True)
+        return None
+
+    def _note_use(self, source: Path) -> None:
+        now = time.time()
+        if now - self._noted.get(source, 0.0) >= _NOTE_EVERY_S:
+            self._noted[source] = now
+            with contextlib.suppress(OSError):  # not there yet, or on a disk that is read-only
+                os.utime(source, (now, now))
+
+    def _keep(self, path: Path, data: bytes, limit: int) -> None:
+        num_blocks = (8 + len(data)) // _BLOCK + 1
+        # Another process may have written it while this one fetched.
+        if path.exists() or not self._has_room(num_blocks, limit):
+            return
+        private_folder(path.parent)
+        with open(path.parent / _BLOCKS, "ab", opener=_private) as blocks:
+            blocks.write(bytes(num_blocks))
+        part = path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            with open(part, "wb", opener=_private) as file:
+                file.write(xxhash.xxh3_64_digest(data))
+                file.write(data)
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _has_room(self, num_blocks: int, limit: int) -> bool:
+        """Whether there is room, after removing whole sources that nobody reads any more.
+
+        Of a source in use nothing is removed. One that is larger than the limit, read in another
+        order every epoch, would else push out what it needs next, write the disk all day and find
+        nothing. The part that fits is kept instead, the rest is read from the store.
+        """
+        now, needed = time.time(), num_blocks * (_BLOCK + 1)
+        # Looking for room lists the folder: not for every content that finds none.
+        if needed > limit or now < self._full_until:
+            return False
+        sources = sorted(_sources(private_folder(self._folder)))
+        left = limit - sum(num_bytes for _, num_bytes, _ in sources)
+        free = _free(self._folder)
+        for used_at, num_bytes, source in sources:
+            if needed <= min(left, free) or used_at > now - _IN_USE_S:
+                break
+            _remove(source)
+            left, free = left + num_bytes, free + num_bytes
+        if needed > free:
+            raise OSError(errno.ENOSPC, "the disk has less room than is left to others")
+        if needed > left:
+            self._full_until = now + _TRY_AGAIN_S
+        return needed <= left
 
     def _stop(self, error: OSError | DataError) -> None:
         if self.stopped:
@@ -190,31 +210,42 @@ class DiskCache:
         )
 
 
-_opened: dict[str | None, DiskCache] = {}
-_opening = threading.Lock()
-
-
-def _open(folder: str | None) -> DiskCache:
-    with _opening:
-        if folder not in _opened:
-            _opened[folder] = DiskCache(_place(folder))
-        return _opened[folder]
-
-
-def _place(folder: str | None) -> Path:
+@functools.cache
+def _opened(folder: str | None) -> DiskCache:
     if folder is None:
-        return cache_folder("objects")
+        return DiskCache(cache_folder("objects"))
     own = private_folder(Path(folder) / f"gpupool-{os.geteuid()}")  # others may have theirs beside
-    return private_folder(own / "objects")
+    return DiskCache(private_folder(own / "objects"))
 
 
-def _forget() -> None:
-    """A forked child has locks and files of its own; those of its parent stay the parent's."""
-    global _opening
-    _opening = threading.Lock()
-    for store in _opened.values():
-        store.close_files()
-    _opened.clear()
+def _hash_of(*parts: object) -> str:
+    named = "\0".join(map(str, parts)).encode(errors="surrogateescape")
+    return xxhash.xxh3_128_hexdigest(named)
 
 
-os.register_at_fork(after_in_child=_forget)
+def _sources(folder: Path) -> list[tuple[float, int, Path]]:
+    """When each source was last used (epoch s), how many bytes it takes, and its folder."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            blocks = Path(entry.path, _BLOCKS)  # not there if a removal was cut off
+            num_blocks = blocks.stat().st_size if blocks.exists() else 0
+            found.append((entry.stat().st_mtime, num_blocks * (_BLOCK + 1), blocks.parent))
+    return found
+
+
+def _remove(source: Path) -> None:
+    """Remove a source; whoever writes to it then begins a new one."""
+    with contextlib.suppress(OSError):  # another process does it
+        shutil.rmtree(source.rename(source.with_suffix(f".{secrets.token_hex(4)}")))
+
+
+def _free(folder: Path) -> int:
+    """How many bytes of the disk may be taken; some are left to others."""
+    disk = os.statvfs(folder)
+    left_to_others = min(2 * 2**30, disk.f_blocks * disk.f_frsize // 20)
+    return disk.f_bavail * disk.f_frsize - left_to_others
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

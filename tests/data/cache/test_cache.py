@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import shutil
@@ -14,7 +15,6 @@ import pytest
 from gpupool import ImageDatastore, TarDatastore
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.cache.cache import Cached, DiskCache
-from gpupool.data.cache.records import key_of
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
@@ -102,7 +102,7 @@ def test_files_without_a_version_are_always_read(tmp_path: Path) -> None:
     assert source.read(file) == b"two"
 
 
-def test_an_error_reaches_all_who_wait_and_the_next_try_reads_again(tmp_path: Path) -> None:
+def test_after_an_error_the_next_try_reads_again(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
 
     def fail() -> bytes:
@@ -110,8 +110,8 @@ def test_an_error_reaches_all_who_wait_and_the_next_try_reads_again(tmp_path: Pa
 
     for _ in range(2):
         with raises(SampleError, url="s3://b/1"):
-            cache.read(key_of(1), fail, 2**30)
-    assert cache.read(key_of(1), lambda: b"now", 2**30) == b"now"
+            cache.read("in/1", fail, 2**30)
+    assert cache.read("in/1", lambda: b"now", 2**30) == b"now"
 
 
 def test_a_cache_that_cannot_be_read_is_said_once_and_reading_goes_on(
@@ -119,28 +119,47 @@ def test_a_cache_that_cannot_be_read_is_said_once_and_reading_goes_on(
 ) -> None:
     folder = tmp_path / "cache"
     cache = DiskCache(folder)
-    assert cache.read(key_of(1), lambda: b"one", 2**30) == b"one"
+    assert cache.read("in/1", lambda: b"one", 2**30) == b"one"
     shutil.rmtree(folder)
     folder.write_text("no folder")
     with caplog.at_level("WARNING", "gpupool"):
         for number in (1, 2, 1):
-            assert cache.read(key_of(number), lambda: b"again", 2**30) == b"again"
+            assert cache.read(f"in/{number}", lambda: b"again", 2**30) == b"again"
     ours = [record for record in caplog.records if record.name == "gpupool"]
     assert (len(ours), cache.stopped) == (1, "Not a directory")
 
 
-def test_a_damaged_record_is_replaced(tmp_path: Path) -> None:
-    assert DiskCache(tmp_path).read(key_of(1), lambda: b"content", 2**30) == b"content"
-    (data,) = tmp_path.glob("*.data")
-    data.write_bytes(b"conTent")
-    assert DiskCache(tmp_path).read(key_of(1), lambda: b"content", 2**30) == b"content"
+@pytest.mark.parametrize("damaged", [b"", b"cut", bytes(8) + b"content"])
+def test_a_damaged_file_is_replaced(damaged: bytes, tmp_path: Path) -> None:
+    read = functools.partial(DiskCache(tmp_path).read, "in/1", limit=2**30)
+    assert read(lambda: b"content") == b"content"
+    (tmp_path / "in" / "1").write_bytes(damaged)
+    assert [read(lambda: b"content"), read(lambda: b"other")] == [b"content"] * 2
+
+
+def fill(folder: Path, source: str, limit: int) -> int:
+    """Reads 32 contents of a MiB; how many of them are kept by then."""
+    cache = DiskCache(folder)
+    for number in range(32):
+        assert cache.read(f"{source}/{number}", lambda: bytes(1 << 20), limit) == bytes(1 << 20)
+    return len(list(folder.glob(f"{source}/[0-9]*")))
 
 
 def test_all_of_it_together_keeps_to_the_limit(tmp_path: Path) -> None:
-    cache, limit = DiskCache(tmp_path), 16 << 20
-    for number in range(64):
-        assert cache.read(key_of(number), lambda: bytes(1 << 20), limit) == bytes(1 << 20)
-    assert sum(file.stat().st_blocks * 512 for file in tmp_path.iterdir()) <= limit
+    limit = 16 << 20
+    assert [fill(tmp_path, source, limit) for source in "ab"] == [15, 0]
+    files = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert sum(file.stat().st_blocks * 512 for file in files) <= limit
+
+
+def test_what_nobody_reads_makes_room_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    limit = 48 << 20
+    assert [fill(tmp_path, source, limit) for source in "ab"] == [32, 15]
+    os.utime(tmp_path / "b", (0, 0))
+    assert fill(tmp_path, "b", limit) == 15  # it was idle: now it is read
+    os.utime(tmp_path / "a", (0, 0))
+    assert fill(tmp_path, "c", limit) == 32
+    assert not (tmp_path / "a").exists()
 
 
 def test_it_is_private_and_holds_no_names(
