@@ -171,6 +171,8 @@ class Lab:
         with contextlib.suppress(AssertionError):
             until(lambda: not self.left(*hosts), seconds)
         left = self.left(*hosts)
+        for host, things in left.items():
+            self._then[host] |= things  # the tests that come after it are not about these
         assert not left, left
 
     def _things(self, host: str) -> set[str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.lab import ADDRESSES, HOME, NODES, OWN, ROOT, Lab
+from tests.hosts.lab import ADDRESSES, HOME, NODES, OWN, Lab
 from tests.hosts.notebook import SUM, Notebook
 
 pytestmark = pytest.mark.hosts
 START = "start('ssh', hosts=('node1:1', 'node2:1'))"
 CLUSTER = '[lab]\nvia = "ssh"\nhosts = ["node1:1", "node2:1"]\npython = "/opt/none/bin/python"\n'
-INIT = ROOT / "gpupool/__init__.py"
 PACKAGES = Path(sysconfig.get_paths()["purelib"]).resolve()
+(ABOUT,) = PACKAGES.glob("gpupool-*.dist-info/METADATA")
 KEYS = OWN / "key.pub"
 # what is done to node2, how it is undone, and what is said beside its name
 FAULTS = {
@@ -27,9 +27,9 @@ FAULTS = {
         "node1",
     ),
     "version": (
-        f"(cat {INIT}; echo; echo __version__ = \"'0.0.1'\") > {OWN}/init; "
-        f"mount -n --bind {OWN}/init {INIT}",
-        f"umount -n {INIT}",
+        f"sed 's/^Version:.*/Version: 0.0.1/' {ABOUT} > {OWN}/about; "
+        f"mount -n --bind {OWN}/about {ABOUT}",
+        f"umount -n {ABOUT}",
         "0.0.1",
     ),
     "torch": (  # as if it had been deleted there
@@ -58,7 +58,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 def refused(notebook: Notebook, start: str = START) -> str:
     """What is said of a pool that does not start."""
-    answer = notebook.begin(start).result()
+    answer = notebook.begin(f"{start}; pool.stop()").result()
     return f"{answer.get('error')} {answer.get('text')}"
 
 
