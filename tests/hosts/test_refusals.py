@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.lab import ADDRESSES, HOME, NODES, OWN, Lab
+from tests.hosts.lab import ADDRESSES, HOME, NODES, OWN, ROOT, Lab
 from tests.hosts.notebook import SUM, Notebook
 
 pytestmark = pytest.mark.hosts
 START = "start('ssh', hosts=('node1:1', 'node2:1'))"
 CLUSTER = '[lab]\nvia = "ssh"\nhosts = ["node1:1", "node2:1"]\npython = "/opt/none/bin/python"\n'
 PACKAGES = Path(sysconfig.get_paths()["purelib"]).resolve()
-(ABOUT,) = PACKAGES.glob("gpupool-*.dist-info/METADATA")
+INIT = ROOT / "gpupool/__init__.py"
 KEYS = OWN / "key.pub"
 # what is done to node2, how it is undone, and what is said beside its name
 FAULTS = {
@@ -27,9 +27,9 @@ FAULTS = {
         "node1",
     ),
     "version": (
-        f"sed 's/^Version:.*/Version: 0.0.1/' {ABOUT} > {OWN}/about; "
-        f"mount -n --bind {OWN}/about {ABOUT}",
-        f"umount -n {ABOUT}",
+        f"(cat {INIT}; echo; echo __version__ = \"'0.0.1'\") > {OWN}/init; "
+        f"mount -n --bind {OWN}/init {INIT}",
+        f"umount -n {INIT}",
         "0.0.1",
     ),
     "torch": (  # as if it had been deleted there
