@@ -15,8 +15,8 @@ from tests.hosts.notebook import SUM, Notebook
 pytestmark = pytest.mark.hosts
 START = "start('ssh', hosts=('node1:1', 'node2:1'))"
 CLUSTER = '[lab]\nvia = "ssh"\nhosts = ["node1:1", "node2:1"]\npython = "/opt/none/bin/python"\n'
-INIT = ROOT / "gpupool/__init__.py"
 PACKAGES = Path(sysconfig.get_paths()["purelib"]).resolve()
+INIT = ROOT / "gpupool/__init__.py"
 KEYS = OWN / "key.pub"
 # what is done to node2, how it is undone, and what is said beside its name
 FAULTS = {
@@ -58,7 +58,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 def refused(notebook: Notebook, start: str = START) -> str:
     """What is said of a pool that does not start."""
-    answer = notebook.begin(start).result()
+    answer = notebook.begin(f"{start}; pool.stop()").result()
     return f"{answer.get('error')} {answer.get('text')}"
 
 
