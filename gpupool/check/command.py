@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="start a pool there instead, stage by stage: slurm, or a table of gpupool.toml",
     )
-    parser.add_argument("--url", metavar="URL", help="with NAME: list this s3://... on each host")
+    parser.add_argument("url", nargs="?", metavar="s3://...", help="list this on each host")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--gpu",
@@ -75,14 +75,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(cluster: str | None = None, url: str | None = None, **options: Any) -> int:
+def run(cluster: str = "", url: str = "s3://", **options: Any) -> int:
     """What `run_here` does, or try a pool on several hosts: see `hosts.run`."""
-    if cluster is None and url is None:
+    if not cluster:
         return run_here(**options)
-    if cluster is None or options or not (url or "s3://").startswith("s3://"):
-        raise OptionsError("check: NAME goes with --url s3://... alone, and --url needs a NAME.")
+    if options or not url.startswith("s3://"):
+        raise OptionsError("check NAME takes an s3://... and nothing else.")
     with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
-        return hosts.run(cluster, url)
+        return hosts.run(cluster, url.removeprefix("s3://"))
     return INTERRUPTED
 
 

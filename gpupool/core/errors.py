@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
@@ -129,7 +129,7 @@ class RankError:
     "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
     killed: "in all_reduce (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
     `hint` are lines that say more than the message, such as what fills the memory. `by_user`: the
-    user wanted the end.
+    user wanted the end. `host` is that of the rank, if the pool is on several.
     """
 
     rank: int
@@ -142,6 +142,7 @@ class RankError:
     was: str = ""
     hint: str = ""
     by_user: bool = False
+    host: str = ""
 
     @property
     def freed_from(self) -> str:
@@ -177,19 +178,12 @@ class SpmdError(GpuPoolError):
     """A cell or function raised on one or more ranks.
 
     `errors` maps rank to `RankError`; `first` is the one that failed first, which is shown in full.
-    `num_ranks` is how many ranks ran it, `ranks` those that have failed. `hosts` names the host of
-    each rank, if the pool is on several.
+    `num_ranks` is how many ranks ran it, `ranks` those that have failed.
     """
 
-    def __init__(
-        self,
-        errors: Mapping[int, RankError],
-        num_ranks: int,
-        hosts: Mapping[int, str] | None = None,
-    ) -> None:
+    def __init__(self, errors: Mapping[int, RankError], num_ranks: int) -> None:
         self.errors = dict(sorted(errors.items()))
         self.num_ranks = num_ranks
-        self.hosts = dict(hosts or {})
         self.first = min(self.errors.values(), key=_by_importance)
         # Set by a view that has just shown the tracebacks: IPython must not print them again.
         self.is_shown = False
@@ -198,8 +192,12 @@ class SpmdError(GpuPoolError):
         # Python's own excepthook, pytest and logging print notes below the message.
         self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
-    def __reduce__(self) -> tuple[type[SpmdError], tuple[Any, ...]]:
-        return type(self), (self.errors, self.num_ranks, self.hosts)
+    def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
+        return type(self), (self.errors, self.num_ranks)
+
+    def named(self, ranks: Iterable[int]) -> str:
+        """Ranks that failed, with their hosts."""
+        return format_ranks(ranks, {rank: one.host for rank, one in self.errors.items()})
 
     def others(self) -> dict[str, list[int]]:
         """What the other ranks raised, and where -> their ranks, equal errors together."""
@@ -221,7 +219,7 @@ class SpmdError(GpuPoolError):
             places.setdefault(error.place, []).append(error.rank)
         # The rank that the others waited for comes first, as in other errors.
         parts = [
-            f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks, self.hosts)} {place}".rstrip()
+            f"rank{'s' * (len(ranks) > 1)} {self.named(ranks)} {place}".rstrip()
             for place, ranks in sorted(
                 places.items(), key=lambda one: self.first.rank not in one[1]
             )
@@ -240,7 +238,7 @@ class SpmdError(GpuPoolError):
         if same == failed > 1:
             rank, facts = "", [f"the same on {failed} of {self.num_ranks} ranks"]
         else:
-            rank = f"rank {format_ranks([self.first.rank], self.hosts)}: "
+            rank = f"rank {self.named([self.first.rank])}: "
             facts = [f"{failed} of {self.num_ranks} ranks failed"]
         if freed:
             facts.append(f"{freed} {'was' if freed == 1 else 'were'} waiting")
@@ -258,12 +256,12 @@ class SpmdError(GpuPoolError):
         lines = []
         # An error of ours has no traceback but its message, which the first line has already.
         if self.first.traceback.strip() not in ("", str(self.first)):
-            first = format_ranks([self.first.rank], self.hosts)
+            first = self.named([self.first.rank])
             lines += ["", f"rank {first}:", self.first.traceback.rstrip("\n")]
         if self.first.hint:
             lines += ["", self.first.hint]
         others = [
-            f"rank {format_ranks(ranks, self.hosts)}: {text}"
+            f"rank {self.named(ranks)}: {text}"
             for text, ranks in self.others().items()
             if text != _kind(self.first)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
@@ -18,24 +18,23 @@ _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
 
 
 class Place(NamedTuple):
-    """What some ranks do at a moment: "waits in barrier", and the line of the user's code."""
+    """What some ranks of a host do at a moment: "in barrier", and the line of the user's code."""
 
     ranks: tuple[int, ...]
     doing: str
     line: str
+    host: str = ""
 
 
 class Notice(str):
     """A notice about ranks that has its parts as well, for those who can draw a table.
 
-    `head` says what is wrong, `places` where each rank is, `advice` what can be done; `hosts` names
-    the hosts of ranks, if the pool is on several.
+    `head` says what is wrong, `places` where each rank is, `advice` what can be done.
     """
 
     head = ""
     places: tuple[Place, ...] = ()
     advice = ""
-    hosts: Mapping[int, str] = {}
 
 
 class NoticeLines:

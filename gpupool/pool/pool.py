@@ -273,8 +273,8 @@ class Pool(Ranks):
     def hosts(self) -> tuple[HostInfo, ...]:
         """The hosts of the pool at this moment; none where all its ranks are on this machine."""
         hosts = self.engines.launch.hosts()
-        logs = {one.name: self.log(one.ranks[0], 10_000) for one in hosts if one.state == "up"}
-        return tuple(replace(one, nccl=network_of(logs.get(one.name, ""))) for one in hosts)
+        logs = {one.host: self.log(one.rank, 10_000) for one in self.ranks if one.local_rank == 0}
+        return tuple(replace(one, nccl=network_of(logs[one.name])) for one in hosts)
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
         """Call `listener(status)` when the pool breaks or is mended, stops soon or has stopped.

@@ -102,11 +102,6 @@ class Ranks:
         """Number of ranks."""
         return len(self.placement.ranks)
 
-    @property
-    def host_names(self) -> dict[int, str]:
-        """The host of each rank, by name; empty where all are on this machine."""
-        return {rank.rank: rank.host for rank in self.placement.ranks if rank.host}
-
     def select(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
         """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
         if ranks is None:

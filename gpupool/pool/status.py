@@ -18,21 +18,18 @@ _WARNING_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """A host of a pool at one moment; the others reach it at `address`, which `interface` has.
+    """A host of a pool at one moment, in words; `Pool.ranks` has more of its ranks.
 
-    `gpus` names those that its ranks have. `state` is "up", or why not. `versions` are those of
-    python, gpupool and torch. `ping_ms` is the round trip of its line, None if it is not known.
-    `nccl` says what NCCL has chosen, "" without it.
+    `state` is "up", or why not. `gpus` are those that its ranks have. The others reach it at
+    `address`. `nccl` says what NCCL has chosen to send by, "" without it.
     """
 
     name: str
-    ranks: tuple[int, ...]
-    gpus: tuple[str, ...]
-    address: str
-    interface: str
     state: str
-    versions: Mapping[str, str]
-    ping_ms: float | None
+    ranks: str
+    gpus: str
+    address: str
+    versions: str
     nccl: str = ""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
@@ -32,17 +32,13 @@ _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """How a finished cell went, for a view to draw. Either `result` or `error` is there.
-
-    `hosts` names the host of each rank, if the pool is on several.
-    """
+    """How a finished cell went, for a view to draw. Either `result` or `error` is there."""
 
     outputs: Mapping[int, RankOutput]
     elapsed_s: float
     result: SpmdResult | None = None
     error: SpmdError | None = None
     cell_number: int | None = None
-    hosts: Mapping[int, str] = field(default_factory=dict)
 
 
 States = Callable[[], Mapping[int, str]]  # rank -> "running", "in all_reduce" or "done"
@@ -249,8 +245,7 @@ class SpmdRun:
                 self._expected,
                 self._later,
             )
-        hosts, elapsed_s = self._pool.host_names, self._execution.elapsed_s
-        return CellReport(outputs, elapsed_s, result, error, number, hosts)
+        return CellReport(outputs, self._execution.elapsed_s, result, error, number)
 
     def __repr__(self) -> str:
         if not self.done():
@@ -267,7 +262,7 @@ def _with_reasons(error: SpmdError, left_out: Mapping[str, str]) -> SpmdError:
         if name and name[1] in left_out:
             hint = f"The notebook's {name[1]} was not sent: {left_out[name[1]]}"
             errors[rank] = replace(one, hint=hint)
-    return SpmdError(errors, error.num_ranks, error.hosts) if errors != error.errors else error
+    return SpmdError(errors, error.num_ranks) if errors != error.errors else error
 
 
 def in_its_place(code: str, shell: Any) -> str:

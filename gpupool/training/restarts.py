@@ -52,6 +52,6 @@ def with_checkpoint(error: SpmdError, newest: CheckpointEvent | ResumeEvent) -> 
     hint = "\n".join(filter(None, [error.first.hint, line]))
     errors = {**error.errors, error.first.rank: replace(error.first, hint=hint)}
     # A new error, as its message is made of the parts; cause and traceback are carried over.
-    extended = SpmdError(errors, error.num_ranks, error.hosts)
+    extended = SpmdError(errors, error.num_ranks)
     extended.__cause__ = error.__cause__
     return extended.with_traceback(error.__traceback__)

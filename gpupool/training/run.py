@@ -20,7 +20,6 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.core.formatting import format_ranks
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.model_facts import chosen_loss
@@ -275,9 +274,8 @@ class TrainingRun:
         """Have all ranks end after their last complete step, since the data of one do not come."""
         why = f" ({waits.reason})" if waits.reason else ""
         step = len(self.history.steps)
-        who = format_ranks([rank], self._pool.host_names)
         words = (
-            f"stopped while rank {who} waited for its data, for {waits.batch_s:.0f} s so far"
+            f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so far"
             f"{why}; the step that had begun is left out."
         )
         self.history.add(WarningEvent("stop", words, step))

@@ -42,32 +42,12 @@ gpus = [
 GpuTable(gpus, {"GPU-0": "rank 0"})
 """
 HOSTS = """
-from dataclasses import replace
-from gpupool.core.machine.topology import Gpu, Rank
-from gpupool.pool.status import HostInfo
-gpu = lambda n: Gpu(n % 4, f"GPU-{n}", "NVIDIA H200")
-ranks = [Rank(n, 16, "cuda:0", gpu(n), 8, host=f"gpu{n // 4 + 1}") for n in range(16)]
-told = {"ranks": tuple(ranks), "pids": {n: 4711 + n for n in range(16)}, "why_cpu": ""}
-reason = "rank 9 (gpu3) was lost: host gpu3 has not answered for 10 s."
-kinds = {"backend": "nccl", "training_backend": "nccl", "training_ranks": tuple(range(16))}
-status = replace(gpupool.current_pool().status(), state="replacing", reason=reason, **told, **kinds)
-"""
-HOST_TABLE = """
 from gpupool.notebook.pool.host_table import hosts_shown
-versions = {"python": "3.12", "gpupool": "0.1.0", "torch": "2.11.0"}
-hosts = [
-    HostInfo(f"gpu{n}", tuple(range(4 * n - 4, 4 * n)), ("NVIDIA H200",) * 4, f"10.1.0.{n}",
-             "eth0", "up", versions, 0.27, "NET/Socket eth0")
-    for n in (1, 2, 3)
-]
-lost = replace(hosts[2], state="lost: has not answered for 10 s", versions={}, ping_ms=None)
-display(hosts_shown([*hosts[:2], replace(lost, nccl="")]), raw=True)
-"""
-QUEUED = """
-from gpupool.core.progress import Course
-from gpupool.notebook.page.progress_view import bar_html
-waits = "job 4711: waiting for resources (QOSMaxGRESPerUser), expected 14:05 on 27 November"
-display({"text/html": bar_html(Course("Starting the pool", 0, None, "", waits, 754.0))}, raw=True)
+from gpupool.pool.status import HostInfo
+of = ("4 × NVIDIA H200", "10.1.0.1 (eth0)", "python 3.12, gpupool 0.1.0, torch 2.11.0", "Socket")
+hosts = [HostInfo("gpu1", "up", "0-3", *of),
+         HostInfo("gpu2", "lost: has not answered for 10 s", "4-7", *of)]
+display(hosts_shown(hosts), raw=True)
 """
 VIEWS = {  # name of the picture: cell
     "spmd_alike": "%%spmd\nprint('hello of', world_size)\nprint('two lines')",
@@ -90,9 +70,7 @@ VIEWS = {  # name of the picture: cell
     "gpus": "gpupool.gpus()",
     "gpus_busy": BUSY_GPUS,
     "status": "%gpupool",
-    "pool_on_hosts": HOSTS + "status",
-    "hosts": HOST_TABLE,
-    "queued": QUEUED,
+    "hosts": HOSTS,
 }
 NAMES = ["pool_bar", *VIEWS]
 # Wide tables, and texts as they were written.

@@ -77,7 +77,7 @@ def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServe
     os.environ.update(s3.env)
     bucket = s3.make_bucket("stages")
     s3.put_objects("stages", {f"{n}.txt": b"x" for n in range(3)})
-    status, out, err = checked(temporary, "local", "--url", bucket)
+    status, out, err = checked(temporary, "local", bucket)
     found = dict(re.findall(r"(?m)^  ok  (.+) \([\d.]+ s\): (.+)$", out))
     assert (list(found), status, err.count("Traceback")) == (list(STAGES), 0, 0)
     assert found["all_reduce"].startswith("64 MiB at ")
@@ -88,7 +88,7 @@ def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServe
 @pytest.mark.long
 def test_the_first_stage_that_fails_is_the_last_line(temporary: Path, s3: SeaweedServer) -> None:
     os.environ.update(s3.env)
-    status, out, _ = checked(temporary, "local", "--url", "s3://no-such-bucket")
+    status, out, _ = checked(temporary, "local", "s3://no-such-bucket")
     *lines, last = [line[:8] for line in out.splitlines() if line[:4] in ("  ok", "FAIL")]
     assert (len(lines), last, status) == (7, "FAIL  S3", 1)
     assert left(temporary) == set()
@@ -161,9 +161,8 @@ def test_a_reader_that_goes_away_ends_it_and_nothing_is_left(temporary: Path) ->
         (["--cpu", "--gpu"], "argument --gpu: not allowed with argument --cpu"),
         (["--seconds", "0"], "0 is not a number of seconds above 0"),
         (["--cpu", "--gpus", "0"], "exclude each other"),
-        (["lab", "--cpu"], "NAME goes with --url s3://... alone"),
-        (["lab", "--url", "/tmp"], "NAME goes with --url s3://... alone"),
-        (["--url", "s3://bucket"], "--url needs a NAME"),
+        (["lab", "--cpu"], "check NAME takes an s3://... and nothing else"),
+        (["lab", "/tmp"], "check NAME takes an s3://... and nothing else"),
         (["nonsense"], "OptionsError: "),
     ],
 )

@@ -69,10 +69,8 @@ def test_the_rank_that_failed_first_is_shown_and_never_one_that_was_only_freed()
 
 
 def test_the_host_of_a_rank_is_named_where_it_has_one() -> None:
-    hosts = dict(enumerate(["gpu1", "gpu1", "gpu2", "gpu2"]))
-    errors = {n: failed(n, at=n, freed=n > 1) for n in (1, 2, 3)}
-    error = pickle.loads(pickle.dumps(SpmdError(errors, 4, hosts)))
-    assert (error.hosts, error.first.rank) == (hosts, 1)
+    hosts = {1: "gpu1", 2: "gpu2", 3: "gpu2"}
+    error = spmd(*(replace(failed(n, at=n, freed=n > 1), host=hosts[n]) for n in hosts))
     assert str(error).startswith("rank 1 (gpu1): ValueError: bad (")
     assert error.details()[1] == "rank 1 (gpu1):"
     assert error.details()[-1] == "rank 2, 3 (gpu2): waiting in a collective"

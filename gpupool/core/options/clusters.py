@@ -107,11 +107,6 @@ def cluster_of(options: PoolOptions) -> Cluster | None:
         raise OptionsError(f"{where}: {error}") from None
 
 
-def names() -> tuple[str, ...]:
-    """What a pool can be started on: this machine, presets, and tables of gpupool.toml."""
-    return (*PROFILES, *_own_tables()[1])
-
-
 def hosts_of(words: Iterable[str]) -> list[tuple[str, int | None]]:
     """The hosts of HOST[:RANKS] ..., with the ranks of each; of Slurm's "4(x2),2" before them too.
 

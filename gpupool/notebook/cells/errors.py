@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
 from gpupool.spmd.output import normal
 
@@ -35,7 +34,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
 def _block(errors: list[RankError], error: SpmdError) -> str:
     first = errors[0]
     is_cause = first is error.first
-    ranks = f"<b>[{escape(format_ranks((e.rank for e in errors), error.hosts))}]</b> "
+    ranks = f"<b>[{escape(error.named(e.rank for e in errors))}]</b> "
     if first.freed:
         title = ranks + escape(_one_line(first))
     else:

@@ -80,8 +80,7 @@ def _times(report: CellReport) -> str:
     if extremes is None:
         return took
     rank, slowest, fastest = extremes
-    who = format_ranks([rank], report.hosts)
-    return f"{took} (slowest rank {who}: {shown_time(slowest)}, fastest {shown_time(fastest)})"
+    return f"{took} (slowest rank {rank}: {shown_time(slowest)}, fastest {shown_time(fastest)})"
 
 
 def _extremes(report: CellReport) -> tuple[int, float, float] | None:

@@ -15,8 +15,8 @@ def notice_html(text: str) -> str:
     if not isinstance(text, Notice) or not text.places:
         return markup.bar(markup.code(text), markup.AMBER)
     rows = [
-        (format_ranks(ranks, text.hosts), doing or "running", line)
-        for ranks, doing, line in text.places
+        (f"{format_ranks(ranks)}{f' ({host})' * bool(host)}", doing or "running", line)
+        for ranks, doing, line, host in text.places
     ]
     table = markup.table(("ranks", "where", "line"), rows)
     parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from gpupool.core.errors import GpuPoolError
-from gpupool.core.options import clusters
 from gpupool.core.options.pool_options import PROFILES
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.notebook.magics.parser import MagicParser
@@ -82,14 +79,8 @@ def _ranks() -> list[str]:
     return list(map(str, range(min(pool.world_size, _NUM_RANKS)))) if pool is not None else []
 
 
-def _profiles() -> Iterable[str]:
-    with contextlib.suppress(GpuPoolError, OSError):  # of a gpupool.toml that is being written
-        return dict.fromkeys(clusters.names())
-    return PROFILES
-
-
 _WORDS: Words = {
-    "profile": _profiles,
+    "profile": lambda: PROFILES,
     "env": _environment,
     "names": _environment,
     "rank": _ranks,

@@ -119,9 +119,8 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
 
 
 def _title(status: PoolStatus) -> str:
-    names = list(dict.fromkeys(rank.host for rank in status.ranks if rank.host))
-    where = names[0] if len(names) == 1 else f"{len(names)} hosts"
-    return f"Pool of {len(status.ranks)}{f' on {where}' * bool(names)}"
+    hosts = {rank.host for rank in status.ranks if rank.host}
+    return f"Pool of {len(status.ranks)}" + f" on {len(hosts)} hosts" * bool(hosts)
 
 
 def _facts(status: PoolStatus) -> list[str]:

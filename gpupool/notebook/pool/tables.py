@@ -29,8 +29,7 @@ def waits_text(status: PoolStatus) -> str:
     after = ", ".join(status.replaced_after)
     when = f" once {after} has ended" if after else ""
     many = "s" * (len(lost) > 1)
-    listed = format_ranks(lost, {rank.rank: rank.host for rank in status.ranks if rank.host})
-    return f"gpupool: waiting for rank{many} {listed} to be replaced{when}…"
+    return f"gpupool: waiting for rank{many} {format_ranks(lost)} to be replaced{when}…"
 
 
 def env_text(

@@ -8,7 +8,7 @@ collective may still come to one: that is told, and is no hang.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpupool.core.formatting import format_ranks
@@ -19,7 +19,7 @@ _STOPPED_S = 5.0  # a process that stands still so long is reported
 _LEFT_S = 0.5  # instead of `hang_after_s`, where a rank has left on purpose
 _ADVICE = "Interrupt (■) to stop all of them; variables are kept."
 
-Words = tuple[str, str]  # what a rank does, and its line
+Words = tuple[str, str, str]  # what a rank does, its line, and its host
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     waiting = hanging or [rank for rank in lasting if late[rank]]
     stopped = [rank for rank, one in seen.items() if one.is_stopped and not one.finished]
     if not waiting and stopped:
-        return _diagnosis(_stopped_text(stopped, seen).removesuffix("."), {}, seen)
+        return _diagnosis(_stopped_text(stopped, seen).removesuffix("."), {})
     if not waiting:
         return _of_one_collective(lasting[0], seen, is_hang=False) if lasting else None
     involved = sorted({*waiting, *(other for rank in waiting for other in late[rank])})
@@ -139,12 +139,10 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     head = "the ranks have been in different collectives"
     if outside:
         have = "have" if len(inside) > 1 else "has"
-        hosts = _hosts(seen)
-        head = f"{_ranks(inside, hosts)} {have} been waiting for {_ranks(outside, hosts)}"
+        head = f"{_ranks(inside)} {have} been waiting for {_ranks(outside)}"
     return _diagnosis(
         f"{head} for {max(seen[rank].same_s for rank in inside):.0f} s",
-        {rank: _place(seen[rank]) for rank in (*inside, *outside)},
-        seen,
+        {rank: (*_place(seen[rank]), seen[rank].host) for rank in (*inside, *outside)},
         is_hang=bool(hanging),
         by_exit=by_exit,
         more=_stopped_text([rank for rank in stopped if rank in involved], seen),
@@ -157,25 +155,22 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
 def _diagnosis(
     head: str,
     words: Mapping[int, Words],
-    seen: Mapping[int, Observed],
     *,
     is_hang: bool = False,
     by_exit: bool = False,
     more: str = "",
 ) -> Diagnosis:
-    """What is told of ranks, of which those that do the same at the same line stand together."""
+    """What is told of ranks; those of a host that do the same at the same line stand together."""
     groups: dict[Words, list[int]] = {}
     for rank, what in words.items():
         groups.setdefault(what, []).append(rank)
     places = tuple(Place(tuple(ranks), *what) for what, ranks in groups.items())
-    hosts = _hosts(seen)
-    said = "; ".join(_sentence(place, hosts) for place in places)
-    finding = f"{head}: {said}" if places else head
+    finding = f"{head}: {'; '.join(map(_sentence, places))}" if places else head
     begin = f"Hang: {head}" if is_hang else head[0].upper() + head[1:]
     advice = _ADVICE if is_hang and not more else ""
     notice = Notice(f"{begin}{finding.removeprefix(head)}. {more or advice}".rstrip())
     notice.head = f"{begin}. {more}".rstrip()
-    notice.places, notice.advice, notice.hosts = places, advice, hosts
+    notice.places, notice.advice = places, advice
     return Diagnosis(finding, notice, is_hang, by_exit)
 
 
@@ -188,33 +183,29 @@ def _of_one_collective(rank: int, seen: Mapping[int, Observed], *, is_hang: bool
         one = seen[other]
         values = next((call.values for call, _ in one.calls() if call.matches(collective)), "")
         done = [f"with {values}"] * bool(values) + ["through it"] * (not one.is_in(collective))
-        words[other] = ", and ".join(done), one.where.spot if one.where is not None else ""
-    sizes = {doing.partition(",")[0] for doing, _ in words.values() if doing.startswith("with ")}
+        spot = one.where.spot if one.where is not None else ""
+        words[other] = ", and ".join(done), spot, one.host
+    sizes = {doing.partition(",")[0] for doing, *_ in words.values() if doing.startswith("with ")}
     op, seconds = collective.op, f"{seen[rank].same_s:.0f} s"
     if not is_hang:
         more = "It is slow, or they have called it with different sizes, sources or operations."
         head = f"all that take part have been in {op} for {seconds}"
-        return _diagnosis(head, words, seen, more=more)
+        return _diagnosis(head, words, more=more)
     how = f"not called {op} alike"
     if len(sizes) > 1:
         how = f"called {op} with tensors that do not go together"
-    return _diagnosis(f"the ranks have {how}, {seconds} ago", words, seen, is_hang=True)
+    return _diagnosis(f"the ranks have {how}, {seconds} ago", words, is_hang=True)
 
 
-def _hosts(seen: Mapping[int, Observed]) -> dict[int, str]:
-    """The hosts of ranks, of those that are on another one than the notebook's."""
-    return {rank: one.host for rank, one in seen.items() if one.host}
-
-
-def _ranks(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-7", "ranks 0-3 (gpu1) and 4 (gpu2)"."""
-    listed = format_ranks(ranks, hosts)
+def _ranks(ranks: Iterable[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-7"."""
+    listed = format_ranks(ranks)
     before, _, last = listed.rpartition(", ")
-    many = "s" * (len(ranks) > 1)
+    many = "s" * (bool(before) or "-" in last)
     return f"rank{many} {before} and {last}" if before else f"rank{many} {last}"
 
 
-def _place(one: Observed) -> Words:
+def _place(one: Observed) -> tuple[str, str]:
     """In which collective a rank is, or why it is in none, and its line."""
     where = one.where or Location()
     if one.left:
@@ -228,19 +219,18 @@ def _place(one: Observed) -> Words:
     return "" if where.spot else "elsewhere", where.spot
 
 
-def _sentence(place: Place, hosts: Mapping[int, str]) -> str:
+def _sentence(place: Place) -> str:
     """ "ranks 0, 2 and 3 in barrier (Cell In[19], line 3)"."""
-    ranks, doing, line = place
+    ranks, doing, line, host = place
     at = f" ({line})" if doing else f"at {line}"
-    return f"{_ranks(ranks, hosts)} {doing}{at if line else ''}"
+    return f"{_ranks(ranks)}{f' ({host})' * bool(host)} {doing}{at if line else ''}"
 
 
 def _stopped_text(ranks: Iterable[int], seen: Mapping[int, Observed]) -> str:
     """What is said of processes that stand still."""
-    hosts = _hosts(seen)
     return " ".join(
-        f"Rank {format_ranks([rank], hosts)} has been stopped for {seen[rank].stopped_s:.0f} s: "
-        f"`kill -CONT {seen[rank].pid}` resumes it. To interrupt (■), or `%gpupool restart "
-        f"{rank}` for a cell in the background, replaces it: its variables are lost then."
+        f"Rank {rank} has been stopped for {seen[rank].stopped_s:.0f} s: `kill -CONT "
+        f"{seen[rank].pid}` resumes it. To interrupt (■), or `%gpupool restart {rank}` for a cell "
+        "in the background, replaces it: its variables are lost then."
         for rank in ranks
     )

@@ -119,7 +119,9 @@ class Execution(Generic[Value]):
         """The errors so far as one, if there are any."""
         if not self.errors:
             return None
-        return SpmdError(self.errors, len(self.ranks), self._all_ranks.host_names)
+        ranks = self._all_ranks.placement.ranks
+        errors = {n: replace(one, host=ranks[n].host) for n, one in self.errors.items()}
+        return SpmdError(errors, len(self.ranks))
 
     def states(self) -> dict[int, str]:
         """What each rank does as far as is known: "running", "in all_reduce" or "done".

@@ -12,7 +12,6 @@ from concurrent.futures import Future, wait
 from enum import Enum, auto
 
 from gpupool.core.errors import RankError
-from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.replies import Raised
 from gpupool.core.wire.requests import Answer, Where
@@ -122,7 +121,7 @@ class Freeing:
         """Give these ranks up if they were killed and are still there; how each of them failed."""
         if self._killed_at is None or now - self._killed_at <= DIE_S:
             return {}
-        listed = format_ranks(ranks, self._all_ranks.host_names)
+        listed = ", ".join(map(str, ranks))
         reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
         self._all_ranks.give_up(f"{reason}.", ranks)
         at = time.time()
@@ -142,9 +141,8 @@ class Freeing:
                 # Of those too that have ended: a peer's may continue with one that is through it.
                 self._all_ranks.group.abort({rank: again.get(rank) for rank in self._ranks})
         elif rung is Rung.WARN:
-            listed = format_ranks(pending, self._all_ranks.host_names)
             self._notice(
-                f"rank {listed} does not respond to the interrupt. In "
+                f"rank {', '.join(map(str, pending))} does not respond to the interrupt. In "
                 f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables "
                 "are lost. Stop once more to do it now."
             )

@@ -87,8 +87,7 @@ class HangWatch:
                 runs_it, host = rank in self._ranks, ranks[rank].host
                 self._all[rank] = _Watched(pid=pid, runs_it=runs_it, host=host)
         for rank, one in self._all.items():
-            # (only this machine's processes can be looked at)
-            if one.host or rank not in pids or state_of(one.pid) != "T":
+            if one.host or rank not in pids or state_of(one.pid) != "T":  # of this machine alone
                 one.ran_at = now
         free = [rank for rank, one in self._all.items() if one.answer is None]
         for rank, answer in self._all_ranks.engines.control(Where(glance=True), free).items():

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from gpupool.core.errors import PlacementError, PoolError, PoolStartError
-from gpupool.core.formatting import rank_count
+from gpupool.core.formatting import format_ranks, rank_count
 from gpupool.core.machine import network
 from gpupool.core.machine.processes import command_for, versions
 from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, Rank
@@ -237,18 +238,15 @@ class Hosts(Launcher):
         found = []
         for name, there in _by_host(self._ranks).items():
             agent = self._agents[name]
-            found.append(
-                HostInfo(
-                    name=name,
-                    ranks=tuple(one.rank for one in there),
-                    gpus=tuple(one.gpu.name for one in there if one.gpu),
-                    address=there[0].address,
-                    interface=there[0].interface,
-                    state=f"lost: {agent.why_ended}" if agent.is_lost else "up",
-                    versions={} if agent.is_lost else agent.hello(0).versions,
-                    ping_ms=agent.ping_ms,
-                )
-            )
+            state, versions = f"lost: {agent.why_ended}", dict[str, str]()
+            if not agent.is_lost:
+                state, versions = "up", dict(agent.hello(0).versions)
+            ranks = format_ranks(one.rank for one in there)
+            gpus = Counter(one.gpu.name for one in there if one.gpu)
+            counted = ", ".join(f"{number} × {gpu}" for gpu, number in gpus.items())
+            address = f"{there[0].address} ({there[0].interface})"
+            of_all = ", ".join(map(" ".join, versions.items()))
+            found.append(HostInfo(name, state, ranks, counted, address, of_all))
         return found
 
     def stop(self, *, for_good: bool = False) -> None:

@@ -12,7 +12,7 @@ import gpupool
 from gpupool.notebook.magics.completion import Words, complete
 
 WORDS: Words = {
-    "profile": lambda: ["local", "slurm", "lab"],
+    "profile": lambda: ["local", "slurm"],
     "env": lambda: ["AWS_A", "AWS_B", "HOME"],
     "names": lambda: ["AWS_A", "AWS_B", "HOME"],
     "rank": lambda: ["0", "1"],
@@ -24,10 +24,7 @@ WORDS: Words = {
     ("line", "words"),
     [
         ("%gpupool st", ["status", "start", "stop"]),
-        ("%gpupool start l", ["local", "lab"]),
-        ("%gpupool start slurm --ho", ["--hosts"]),
         ("%gpupool start slurm -- -", []),  # words of another program
-        ("%gpupool stop --", ["--down"]),
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
         ("%gpupool start --env --b", []),  # a name has to come first
         ("%gpupool start --cpu --c", []),  # an option is offered once

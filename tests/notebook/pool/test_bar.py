@@ -13,7 +13,6 @@ from gpupool.notebook.pool.bar import (
     status_text,
 )
 from gpupool.notebook.pool.host_table import hosts_shown
-from gpupool.notebook.pool.tables import waits_text
 from gpupool.pool.launchers.placement import place_ranks
 from gpupool.pool.status import HostInfo, PoolStatus
 
@@ -69,45 +68,21 @@ def test_a_rank_that_is_being_replaced_has_no_process() -> None:
     assert reason in status_html(shown)
 
 
-def on_hosts(shown: PoolStatus, num_hosts: int) -> PoolStatus:
-    """The same with its ranks on so many hosts."""
-    size = len(shown.ranks) // num_hosts
-    ranks = [replace(r, host=f"gpu{r.rank // size + 1}") for r in shown.ranks]
-    return replace(shown, ranks=tuple(ranks))
-
-
 def test_each_rank_has_its_host_beside_it() -> None:
-    sixteen = survey([Gpu(i % 4, f"GPU-{i}", "NVIDIA H200") for i in range(16)], None)
-    shown = on_hosts(status(sixteen), 4)
-    first, *ranks = status_text(shown).splitlines()
-    assert first.startswith("Pool of 16 on 4 hosts: idle, one engine per GPU (NVIDIA H200), nccl")
-    assert ranks[9] == "  rank 9 (gpu3)  1: NVIDIA H200  1 thread  pid 109"
-    assert bar_of(shown).ranks[4][0] == "4 (gpu2)"
-    assert bar_of(on_hosts(status(TWO), 1)).title == "Pool of 2 on gpu1"
-    shown = replace(shown, pids=dict.fromkeys(range(6), 1))
-    listed = "6, 7 (gpu2), 8-11 (gpu3), 12-15 (gpu4)"
-    assert waits_text(shown) == f"gpupool: waiting for ranks {listed} to be replaced…"
+    ranks = [replace(rank, host=f"gpu{rank.rank + 1}") for rank in status(TWO).ranks]
+    shown = replace(status(TWO), ranks=tuple(ranks))
+    first, *lines = status_text(shown).splitlines()
+    assert first.startswith("Pool of 2 on 2 hosts: idle, ")
+    assert lines[1].startswith("  rank 1 (gpu2)  1: NVIDIA H200  ")
+    assert bar_of(shown).ranks[1][0] == "1 (gpu2)"
 
 
 def test_hosts_are_a_table_that_says_what_is_known() -> None:
-    versions = {"python": "3.12.3", "gpupool": "0.1.0", "torch": "2.11.0"}
-    up = HostInfo(
-        *("gpu<1>", (0, 1, 2), ("NVIDIA H200",) * 2 + ("T4",), "10.1.0.1", "eth0", "up"),
-        *(versions, 0.274, "NET/IB"),
-    )
-    lost = replace(up, name="b", ranks=(3,), gpus=(), state="lost: x", versions={}, ping_ms=None)
-    text, html = hosts_shown([up, replace(lost, nccl="")]).values()
-    head, first, second = (re.split(r"  +", line) for line in text.splitlines())
-    assert dict(zip(head, first, strict=True)) == {
-        "host": "gpu<1>",
-        "state": "up",
-        "ranks": "0-2",
-        "GPUs": "2 × NVIDIA H200, 1 × T4",
-        "address": "10.1.0.1 (eth0)",
-        "round trip": "0.27 ms",
-        "versions": "python 3.12.3, gpupool 0.1.0, torch 2.11.0",
-        "NCCL": "NET/IB",
-    }
-    assert second == ["b", "lost: x", "3", "–", "10.1.0.1 (eth0)", "–", "–", "–"]
-    assert ("gpu&lt;1&gt;" in html, "gpu<1>" in html, "NCCL" in html) == (True, False, True)
-    assert "NCCL" not in hosts_shown([replace(up, nccl="")])["text/plain"]
+    up = HostInfo("gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "python 3.12", "NET/IB")
+    text, html = hosts_shown(
+        [up, HostInfo("b", "lost: x", "3", "", "10.1.0.2 (eth0)", "")]
+    ).values()
+    _, first, second = (re.split(r"  +", line) for line in text.splitlines())
+    assert first == ["gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "python 3.12", "NET/IB"]
+    assert second == ["b", "lost: x", "3", "–", "10.1.0.2 (eth0)", "–", "–"]
+    assert ("gpu&lt;1&gt;" in html, "gpu<1>" in html) == (True, False)

@@ -49,7 +49,7 @@ def found(*ranks: Observed) -> Diagnosis:
 
 
 def places(*ranks: Observed) -> dict[tuple[int, ...], tuple[str, str]]:
-    return {ranks: (doing, line) for ranks, doing, line in found(*ranks).notice.places}
+    return {one.ranks: (one.doing, one.line) for one in found(*ranks).notice.places}
 
 
 @pytest.mark.parametrize(
@@ -171,16 +171,11 @@ def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
     assert found(peer("recv"), peer("recv")).is_hang
 
 
-def test_the_hosts_of_ranks_are_named() -> None:
-    ranks = (
-        replace(WAITS, host="gpu1"),
-        replace(WAITS, host="gpu2"),
-        replace(FINISHED, host="gpu2"),
-    )
-    diagnosis = found(*ranks)
-    assert diagnosis.notice.hosts == {0: "gpu1", 1: "gpu2", 2: "gpu2"}
-    assert diagnosis.finding.startswith(
-        "ranks 0 (gpu1) and 1 (gpu2) have been waiting for rank 2 (gpu2)"
-    )
-    assert not found(WAITS, WAITS, FINISHED).notice.hosts
-    assert ">0 (gpu1), 1 (gpu2)<" in notice_html(diagnosis.notice)
+def test_ranks_of_each_host_stand_together_with_its_name() -> None:
+    diagnosis = found(replace(WAITS, host="gpu1"), *[replace(FINISHED, host="gpu2")] * 2)
+    assert [(one.ranks, one.host) for one in diagnosis.notice.places] == [
+        ((0,), "gpu1"),
+        ((1, 2), "gpu2"),
+    ]
+    assert "rank 0 (gpu1) in all_reduce" in diagnosis.finding
+    assert ">1, 2 (gpu2)<" in notice_html(diagnosis.notice)
