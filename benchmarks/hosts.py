@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from tests.hosts.lab import ADDRESSES, Lab
+from tests.hosts.lab import ADDRESSES, HOME, Lab
 from tests.hosts.notebook import SUM, Notebook
 
 ON_BOTH = "hosts=('node1:2', 'node2:2')"
@@ -30,7 +30,7 @@ PLAIN = f"""
 import logging, sys, tempfile
 import ipyparallel
 from traitlets.config import Config
-config, folder = Config(), tempfile.mkdtemp()
+config, folder = Config(), tempfile.mkdtemp(dir="{HOME}")  # all hosts have this home
 config.SSHEngineSetLauncher.engines = {{"node1": 2, "node2": 2}}
 config.SSHEngineSetLauncher.remote_python = sys.executable
 cluster = ipyparallel.Cluster(
@@ -71,10 +71,12 @@ def measure(way: str) -> dict[str, float]:
         found["there"] = seconds(notebook, "pool['big'] = big; pool.run('big[-1]')")
         found["back"] = seconds(notebook, "pool.run('mine = big + 1'); pool['mine'][2]")
         if way != "one host":
-            pid = notebook.run("pool.status().pids[3]")
-            for name, killed in (("rank", pid), ("agent", lab.parent("node2", pid))):
+            for name in ("rank", "agent"):
+                pid = notebook.run("pool.status().pids[3]")
+                killed = pid if name == "rank" else lab.parent("node2", pid)
                 lab.run("node2", "kill", "-9", str(killed))
-                found[name] = seconds(notebook, RETRY.format(everybody=everybody))
+                retry = RETRY.format(everybody=everybody, pid=pid)
+                found[name] = seconds(notebook, retry)
         return found
 
 
@@ -82,7 +84,8 @@ RETRY = """
 while True:
     try:
         {everybody}
-        break
+        if pool.status().pids[3] != {pid}:
+            break
     except gpupool.GpuPoolError:  # the loss is told to what runs
         pass
 """
@@ -90,8 +93,8 @@ while True:
 
 @contextmanager
 def new_lab(way: str) -> Iterator[Lab]:
-    """Hosts; with one home where a scheduler starts the ranks."""
-    lab = Lab(with_slurm=not way.endswith("ssh"))
+    """Hosts; all with one home, but where ssh does not need it."""
+    lab = Lab(with_slurm=way != "ssh")
     try:
         yield lab
     finally:
