@@ -148,16 +148,15 @@ def stop(*, down: bool = False) -> bool:
         pool.stop()
     if line:
         with bar("Ending the machines"):
-            try:  # in a session of its own: the notebook's interrupt is not meant for it
-                subprocess.run(
-                    shlex.split(line), capture_output=True, check=True, start_new_session=True
-                )
-            except (OSError, subprocess.CalledProcessError) as error:
-                said = getattr(error, "stderr", b"").decode(errors="replace").strip()[-500:]
-                raise PoolError(
-                    f"the pool was stopped; its machines may run on, and cost. `{line}`: "
-                    f"{said or error}"
-                ) from None
+            # in a session of its own: the notebook's interrupt is not meant for it
+            done = subprocess.run(
+                shlex.split(line), capture_output=True, text=True, start_new_session=True
+            )
+        if done.returncode:
+            said = done.stderr.strip()[-500:]
+            raise PoolError(
+                f"the pool was stopped; its machines may run on, and cost. `{line}`: {said}"
+            )
     return True
 
 
