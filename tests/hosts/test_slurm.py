@@ -15,7 +15,7 @@ from tests.hosts.notebook import SUM, Notebook
 from tests.support.processes import until
 
 pytestmark = pytest.mark.hosts
-START = "start('slurm', words=('-n4', '--ntasks-per-node=2', '-p', 'gpu', '--gres=gpu:2'))"
+START = "start('slurm', n=4, words=('--ntasks-per-node=2', '-p', 'gpu', '--gres=gpu:2'))"
 GONE_S = 3.0
 SNIFF = """
 import os, socket

@@ -88,7 +88,17 @@ def main() -> None:
         case ["kubectl", "--context", "lab", "apply", "-f", "-"]:
             (FOLDER / "manifest").write_text(sys.stdin.read())
             put("Pending|0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
-        case ["kubectl", "--context", "lab", "get", "pods", "-l", label, "-o", *_]:
+        case [
+            "kubectl",
+            "--context",
+            "lab",
+            "get",
+            "pods",
+            "-l",
+            label,
+            "--field-selector=status.phase=Pending",
+            *_,
+        ]:
             print(state())
         case ["kubectl", "--context", "lab", "get", "pods", "-l", label, *_]:  # that run
             print(*(f"{label.removeprefix('job-name=')}-{i}" for i in range(2 * ALLOWED.exists())))

@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 import shlex
-import stat
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
 from gpupool.core.errors import OptionsError
@@ -35,20 +35,15 @@ class Cluster:
 
     name: str
     """As it was asked for: "slurm", or the name of a table in gpupool.toml."""
-    via: str
-    """The preset it is made from: ssh, slurm, mpi, kubernetes, sky, or own."""
     n: int | None = None
     """Number of ranks, if it was said here or there."""
     hold: str = ""
     """Gets the hosts, and keeps them until its stdin closes. When it has them it prints one line:
-    "gpupool JOB HOST[:RANKS] HOST[:RANKS] ...", with "-" where no job is. Empty: nothing has to be
-    held."""
+    "gpupool JOB HOST[:RANKS] HOST[:RANKS] ...", with "-" where no job is."""
     hosts: tuple[str, ...] = ()
     """HOST or HOST:RANKS, where no `hold` says them."""
     run: str = ""
-    """Runs what is put behind it on `{host}`, with its stdin and stdout here."""
-    quotes: bool = False
-    """Whether `run` gives the rest to a shell over there, as ssh does."""
+    """Runs on `{host}`, with its stdin and stdout here, the one word of a shell put behind it."""
     is_private: bool = False
     """Whether nobody on the network can read what crosses the line of `run`: keys may."""
     state: str = ""
@@ -67,19 +62,12 @@ class Cluster:
     """Names or globs of variables that the hosts get from here."""
 
 
-_COUNTED = ("kubernetes", "sky")  # of these one says how many hosts, not which
-# What a table may say beyond the fields of a cluster, or not for all of these; each with the `via`
-# that it is for.
-_ONLY = {
-    "hosts": ("ssh", "mpi", "own", *_COUNTED),
-    "words": ("slurm", *_COUNTED),
-    "queue": ("kubernetes",),
-    "image": ("kubernetes",),
-}
+_MORE = ("via", "words", "queue", "image")  # what a table may say beyond the fields of a cluster
 _KINDS: dict[str, tuple[type, ...]] = {  # the others are texts
-    **dict.fromkeys(("words", "env"), (list,)),
-    **dict.fromkeys(("quotes", "is_private"), (bool,)),
     "hosts": (list, str, int),
+    "words": (list,),
+    "env": (list,),
+    "is_private": (bool,),
     "n": (int,),
 }
 _SAID = {str: "a text", list: "a list of texts", int: "a number above 0", bool: "true or false"}
@@ -135,47 +123,38 @@ def hosts_of(words: Iterable[str]) -> list[tuple[str, int | None]]:
 
 
 def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
-    via = table.get("via") or (name if name in PROFILES else "own")
     presets = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
+    lists = presets.pop("inside")
+    via = table.get("via") or (name if name in presets else "own")
     if via not in presets:
         raise OptionsError(f"via={via!r} is unknown. {suggest(via, presets)}")
-    n, hosts = options.n or table.get("n"), options.hosts or table.get("hosts", ())
+    made = presets[via] | {key: value for key, value in table.items() if key not in _MORE}
+    n, hosts = options.n or table.get("n"), options.hosts or made.pop("hosts", ())
     words = (*table.get("words", ()), *options.words)
-    for key, value in {**table, "words": words, "hosts": hosts}.items():
-        if value and via not in _ONLY.get(key, presets):
-            raise OptionsError(f"{key} says nothing to {via}: it is for {', '.join(_ONLY[key])}.")
-    values = {"n": str(n or ""), "words": shlex.join(words), "clean": "", "gpus": ""}
-    made = presets[via] | {key: value for key, value in table.items() if key not in _ONLY}
-    lists, job = made.pop("inside", {}), "-"
-    if not hosts and "hold" not in table:
-        for variable in filter(os.environ.get, lists):
-            if words:
-                raise OptionsError(
-                    f"{values['words']} asks for nothing inside a job, whose hosts are taken: "
-                    f"leave it out, or unset {variable} for a new job."
-                )
-            hosts, job, made["cancel"] = lists[variable], "${SLURM_JOB_ID:--}", ""
-            # They are of the notebook's own step, and srun would take them for options.
-            own = {key for key in os.environ if key.startswith(("SLURM_", "SRUN_"))}
-            values["clean"] = shlex.join(["env", *(f"-u{key}" for key in own - {"SLURM_CONF"})])
-            break
-    if isinstance(hosts, int):
-        hosts = [str(hosts)]
-    if via in _COUNTED:
-        said = "".join(hosts) or "1"
-        if not said.isdecimal() or not (number := int(said)):
-            raise OptionsError(f"hosts={plain(said)!r}: must be the number of hosts, as 2.")
-        if via == "sky":
-            values |= _machines(name, number, words, options.device)
-        else:
-            values |= _pods(n, number, table, options.device)
-        values["number"] = said
-    elif isinstance(hosts, str):
-        listing = f"hosts=$({hosts}) && echo gpupool {job} $hosts && exec cat"
+    if words and "{words}" not in made.get("hold", ""):
+        raise OptionsError(f"words={words}: {via} asks no scheduler for hosts.")
+    # What srun would take for options is of the notebook's own step.
+    own = [key for key in os.environ if re.match("SLURM_(?!CONF$)|SRUN_", key)]
+    clean = shlex.join(["env", *(f"-u{key}" for key in own)]) if own else ""
+    values = {"n": str(n or ""), "words": shlex.join(words), "clean": clean}
+    values |= dict.fromkeys(("asked", "tasks", "gpus"), "")
+    variable = next(filter(os.environ.get, lists), None)
+    if via in ("kubernetes", "sky"):
+        values |= _counted(name, via, n, hosts, table, options.device)
+    elif not hosts and "hold" not in table and variable:
+        hosts, made["cancel"] = lists[variable], ""
+    elif hosts and "hold" in made:
+        raise OptionsError(f"hosts={hosts!r}: it gets its hosts itself, leave them out.")
+    elif via == "slurm" and n:
+        of_gpus = any(word.startswith(("-G", "--gpu", "--gres", "--tres")) for word in words)
+        each = "" if options.device == "cpu" or of_gpus else "--gpus-per-task=1"
+        values |= {"asked": f"-n {n} {each}", "tasks": "$SLURM_TASKS_PER_NODE"}
+        if "--gpus-per-task=1" in (each, *words):  # our own step, of one task, would have one
+            values["gpus"] = "--gpus={ranks}"
+    if isinstance(hosts, str):
+        listing = f"hosts=$({hosts}) && echo gpupool ${{SLURM_JOB_ID:--}} $hosts && exec cat"
         made["hold"] = f"sh -c {shlex.quote(listing)}"
-    elif via == "slurm":
-        values |= _tasks(n, words, options.device)
-    elif hosts or "hold" not in made:
+    elif "hold" not in made:
         if any(count for _, count in hosts_of(hosts)) and n:
             raise OptionsError(f"n={n} and hosts with their ranks exclude each other.")
         made["hosts"] = tuple(hosts)
@@ -184,47 +163,27 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
         shlex.split(made[key])  # raises ValueError for half a quotation
     if not made["run"]:
         raise OptionsError("it has no `run`, the command that runs another one on {host}.")
-    return Cluster(**{**made, "name": name, "via": via, "n": n, "env": (*table.get("env", ()),)})
+    return Cluster(**{**made, "name": name, "n": n, "env": tuple(table.get("env", ()))})
 
 
-def _tasks(n: int | None, words: Sequence[str], device: str) -> dict[str, str]:
-    """What salloc is asked for. Without a number of ranks each GPU that a host has gets one."""
-    is_counted = any(word.startswith(("-n", "--ntasks")) for word in words)
-    if n and is_counted:
-        raise OptionsError(f"n={n} and {shlex.join(words)} both say how many ranks.")
-    of_gpus = any(word.startswith(("-G", "--gpu", "--gres", "--tres")) for word in words)
-    gpus = "" if device == "cpu" or of_gpus else "--gpus-per-task=1"
-    if not n and not is_counted:
-        return {"asked": "", "tasks": ""}
-    # Our own step, of one task, would else have the GPU of one.
-    is_each = gpus or "--gpus-per-task=1" in words
-    step = {"gpus": "--gpus={ranks}"} if is_each else {}
-    return {"asked": f"-n {n} {gpus}" if n else gpus, "tasks": "$SLURM_TASKS_PER_NODE", **step}
-
-
-def _machines(name: str, number: int, words: Sequence[str], device: str) -> dict[str, str]:
-    """What `sky launch` is asked for."""
-    if device != "cpu" and not any(word.startswith("--gpus") for word in words):
-        raise OptionsError("say which GPUs a host has: `-- --gpus H100:8`.")
-    name = re.sub("[^a-z0-9]+", "-", f"gpupool-{name}".lower())
-    hosts = [name, name, *(f"{name}-worker{i}" for i in range(1, number))]
-    return {"id": name, "hosts": " ".join(hosts)}
-
-
-def _pods(n: int | None, number: int, table: Mapping[str, Any], device: str) -> dict[str, str]:
-    """What is asked for of Kubernetes."""
-    if not n or n % number:
+def _counted(
+    name: str, via: str, n: int | None, hosts: object, table: Mapping[str, Any], device: str
+) -> dict[str, str]:
+    """What is asked for where one says how many hosts, not which."""
+    number = "".join(hosts) if isinstance(hosts, tuple) else str(hosts)
+    if not re.fullmatch(r"[1-9]\d*", number := number or "1"):
+        raise OptionsError(f"hosts={plain(number)!r}: must be the number of hosts, as 2.")
+    if via == "sky":
+        return {"id": re.sub("[^a-z0-9]+", "-", f"gpupool-{name}".lower()), "number": number}
+    if not n or n % int(number):
         raise OptionsError(f"say how many ranks: -n 8, or another number that {number} divides.")
     if "image" not in table:
         raise OptionsError(f"{FILE} has to name an image that has gpupool: image = '...'.")
-    labels = {"kueue.x-k8s.io/queue-name": table["queue"]} if "queue" in table else {}
-    limits = {"nvidia.com/gpu": n // number} if device != "cpu" else {}
-    texts = {"image": table["image"], "labels": labels, "limits": limits}
-    values = {key: json.dumps(text) for key, text in texts.items()}  # JSON is YAML
-    name = f"gpupool-{secrets.token_hex(4)}"
+    values = {"id": f"gpupool-{secrets.token_hex(4)}", "number": number}
+    values |= {key: json.dumps(table.get(key, "")) for key in ("image", "queue")}  # JSON is YAML
+    values["gpus"] = str(0 if device == "cpu" else n // int(number))
     template = Path(__file__).with_name("kubernetes.yaml").read_text()
-    manifest = _filled(template, {**values, "id": name, "number": str(number)})
-    return {"id": name, "manifest": shlex.quote(manifest)}
+    return {**values, "manifest": shlex.quote(_filled(template, values))}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -235,7 +194,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 def _checked(table: dict[str, Any]) -> dict[str, Any]:
     """A table in which every key is known, and its value of its kind."""
-    known = [*(one.name for one in fields(Cluster) if one.name != "name"), *_ONLY]
+    known = [*(one.name for one in fields(Cluster) if one.name != "name"), *_MORE]
     for key, value in table.items():
         is_value = key == "env" and "=" in str(value)
         if is_value or not environ.inheritable({key: str(value)}):
@@ -257,18 +216,16 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
 def _own_tables() -> tuple[Path | None, dict[str, dict[str, Any]]]:
     """The file that counts here, and what it says: name -> table."""
     settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    file = next(filter(os.path.lexists, (Path(FILE), Path(settings, "gpupool", FILE))), None)
+    file = next(filter(Path.exists, (Path(FILE), Path(settings, "gpupool", FILE))), None)
     if file is None:
         return None, {}
     try:
-        # What is open now is looked at, also behind a link; a pipe of that name is not waited for.
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
-            found = os.fstat(opened.fileno())
-            is_mine = stat.S_ISREG(found.st_mode) and found.st_uid in (os.getuid(), 0)
-            if not is_mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())  # what is open now, also behind a link
+            if found.st_uid not in (os.getuid(), 0) or found.st_mode & (S_IWGRP | S_IWOTH):
                 raise OptionsError(
-                    f"{file} has commands that would run as you, and it is another user's, or "
-                    f"others can write it: make it yours alone (`chmod go-w {file}`), or remove it."
+                    f"{file} says what is run here, and others can write it: make it yours alone "
+                    f"(`chmod go-w {file}`), or remove it."
                 )
             tables = tomllib.load(opened)
     except OSError as error:

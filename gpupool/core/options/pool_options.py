@@ -76,10 +76,8 @@ class PoolOptions:
             one_of("profile", self.profile, PROFILES)
         for name in ("hosts", "words") if self.profile == "local" else ("gpus",):
             if value := getattr(self, name):
-                other = "other hosts" if name != "gpus" else "this machine"
                 raise OptionsError(
-                    f"{name}={value!r} is of {other}, and profile={self.profile!r} is not: leave "
-                    "one of them out."
+                    f"{name}={value!r} says nothing to {self.profile!r}: leave it out."
                 )
         one_of("device", self.device, DEVICES)
         one_of("backend", self.backend, BACKENDS)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.machine.processes import dying_with_us
@@ -27,7 +26,7 @@ from gpupool.pool.notices import Progress, unheard
 _LOOK_S, _WATCH_S, _ASK_S = 0.05, 0.2, 2.0  # how often: for an answer, for an end, at the queue
 _ANSWER_S = 20.0  # of what is asked, where a server may be slow
 _END_S = 5.0  # to give the hosts back, before that is enforced
-_NOTICE_S, _LIMIT_S = 120.0, 600.0  # before the time limit; how often that is asked for
+_NOTICE_S, _LIMIT_S = 150.0, 30.0  # before the time limit; how often that is asked for
 _TAIL_BYTES = 1 << 14
 _JOB = re.compile(r"\bjob (?:allocation )?(\d[\w.]*)")
 _UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
@@ -55,168 +54,151 @@ class Allocation:
         self.job = ""
         self.hosts: list[tuple[str, int | None]] = []
         # Schedulers keep the environment, and send it about; what drives a cloud needs its keys.
-        needs_keys = cluster.via in ("kubernetes", "sky")
-        self.environment = dict(os.environ) if needs_keys else environ.inheritable(os.environ)
+        variables = dict(os.environ)
+        self.environment = variables if cluster.is_private else environ.inheritable(variables)
         self.environment["SLURM_TIME_FORMAT"] = "standard"  # of squeue
         self._cluster = cluster
         self._on_end, self._on_notice = on_end, on_notice
-        self._words = ""  # how it has ended
-        self._limit_at = 0.0  # when the time limit is asked for
         self._closing, self._gone = threading.Event(), threading.Event()
-        for line in filter(None, (cluster.hold, cluster.run, cluster.state, cluster.down)):
+        for line in filter(None, (cluster.hold, cluster.run, cluster.down)):
             if shutil.which(word := shlex.split(line)[0]) is None:
                 raise PoolStartError(
                     f"{cluster.name}: {word} is not on this machine's PATH: start the notebook "
                     "where it is, as on a login node."
                 )
-        self._file = os.memfd_create("gpupool-hold")  # what `hold` says
+        self._output = -1
+        if not cluster.hold:
+            self._gone.set()
+            self.hosts = hosts_of(cluster.hosts)
+            return
+        self._output = os.memfd_create("gpupool-hold")
+        threading.Thread(target=self._hold, name="gpupool-hold", daemon=True).start()
         try:
-            if cluster.hold:
-                threading.Thread(target=self._hold, name="gpupool-hold", daemon=True).start()
-            else:
-                self._gone.set()
-            words = self._wait(say, is_stopped) if cluster.hold else []
-            self.hosts = hosts_of(words or cluster.hosts)
+            self.hosts = hosts_of(self._wait(say, is_stopped))
         except BaseException:
             self.close()
             raise
 
-    def command(self, host: str) -> list[str]:
-        """What stands before a command that is to run on a host."""
-        ranks = str(dict(self.hosts)[host] or "")
-        words = self._split(self._cluster.run)
-        return [word.replace("{host}", host).replace("{ranks}", ranks) for word in words]
-
     def wrapped(self, host: str, command: Sequence[str]) -> list[str]:
         """How to run a command on a host, with its stdin and stdout here."""
-        return [*self.command(host), *([shlex.join(command)] if self._cluster.quotes else command)]
-
-    def ended(self) -> str:
-        """How it has ended, as far as is known by now; "" while the hosts are held."""
-        return self._words
+        ranks = str(dict(self.hosts)[host] or "")
+        words = self._split(self._cluster.run)
+        words = [word.replace("{host}", host).replace("{ranks}", ranks) for word in words]
+        return [*words, f"exec {shlex.join(command)}"]
 
     def close(self) -> None:
         """Give the hosts back; may be called again. After an interrupt it goes on without us."""
         self._closing.set()
-        if self._gone.wait(4 * _END_S) and self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        if self._gone.wait(4 * _END_S) and self._output >= 0:
+            os.close(self._output)
+            self._output = -1
 
     def _wait(self, say: Progress, is_stopped: Callable[[], bool]) -> list[str]:
         """The hosts, as what holds them says."""
         ask_at = time.monotonic() + _ASK_S / 2  # they may be there at once
-        while True:
-            if self._gone.is_set():
-                raise PoolStartError(f"{self._words}.")
+        while not self._gone.wait(_LOOK_S):
             if found := re.search(r"^gpupool (\S+)(.*)\n", self._said(), re.MULTILINE):
                 self.job = found[1].strip("-")
                 return found[2].split()
             if is_stopped():
                 raise PoolError("the pool was stopped.")
             if time.monotonic() >= ask_at:
-                state, reason, start, _ = self._state()
-                stands = self._last_words()
+                who, (state, reason, start, _) = self._who(), self._state()
+                stands = self._last_words() or "waiting"
                 if state.startswith("PEND") and reason not in ("", "None"):
                     why = f"for {reason.lower()}" if reason.istitle() else f"({reason})"
                     stands = f"waiting {why}" + f", expected {_clock(start)}" * (start[:2] == "20")
-                say(f"{self._who}: {stands or 'waiting'}")
+                say(f"{who}: {stands}")
                 ask_at = time.monotonic() + _ASK_S
-            self._gone.wait(_LOOK_S)
+        raise PoolStartError(f"{self._how_it_ended()}.")
 
     def _hold(self) -> None:
         """Start what holds the hosts, and wait for its end, or for `close`.
 
         The kernel ends it with this thread, so that nothing may be raised here.
         """
-        try:
-            process = subprocess.Popen(
-                dying_with_us(shlex.split(self._cluster.hold)),
-                stdin=subprocess.PIPE,
-                stdout=self._file,
-                stderr=self._file,
-                env=self.environment,
-                start_new_session=True,  # the notebook's interrupt is not meant for it
-            )
-        except OSError as error:
-            self._words = f"{self._cluster.name}: {error}"
-            self._gone.set()
-            return
+        process = subprocess.Popen(
+            dying_with_us(shlex.split(self._cluster.hold)),
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            env=self.environment,
+            start_new_session=True,  # the notebook's interrupt is not meant for it
+        )
+        look_at = 0.0
         while not self._closing.wait(_WATCH_S) and process.poll() is None:
-            if self.hosts and time.monotonic() >= self._limit_at:
-                self._look_at_limit()
+            if self.hosts and time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LIMIT_S
+                with contextlib.suppress(Exception):  # whatever it is, they are not to go with it
+                    end = self._state()[3]
+                    left_s = (datetime.fromisoformat(end) - datetime.now()).total_seconds()
+                    if left_s <= _NOTICE_S:
+                        look_at = math.inf
+                        text = f"ends at {_clock(end)}, in {left_s / 60:.0f} min"
+                        self._on_notice(f"{self._who()} {text}")
         self._end(process)
         is_loss = bool(self.hosts) and not self._closing.is_set()
+        words = self._how_it_ended() if is_loss else ""
         self._gone.set()
         if is_loss:
-            self._on_end(self._words)
-
-    def _look_at_limit(self) -> None:
-        end, left_s = self._state()[3], math.inf
-        with contextlib.suppress(ValueError):  # N/A, or none
-            left_s = (datetime.fromisoformat(end) - datetime.now()).total_seconds()
-        self._limit_at = time.monotonic() + min(left_s - _NOTICE_S, _LIMIT_S)
-        if left_s <= _NOTICE_S:
-            self._limit_at = math.inf
-            with contextlib.suppress(Exception):  # whatever it is, the hosts are not to go with it
-                self._on_notice(f"{self._who} ends at {_clock(end)}, in {left_s / 60:.0f} min")
+            self._on_end(words)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """See to it that nothing is held, and say how it has ended."""
+        """See to it that nothing is held."""
         assert process.stdin is not None
-        was_killed = (process.poll() or 0) < 0
-        self._words = f"{self._who} has ended"
+        is_killed = (process.poll() or 0) < 0
         process.stdin.close()
         ways = ((0, _END_S * bool(self.hosts)), (signal.SIGTERM, _END_S), (signal.SIGKILL, None))
         for number, wait_s in ways:
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 if number and process.poll() is None:
-                    was_killed = True
+                    is_killed = True
                     os.killpg(process.pid, number)
                 process.wait(wait_s)
-        if was_killed:
+        if self._who() and is_killed:
             self._ask(self._cluster.cancel)
-        deadline = time.monotonic() + _END_S
-        while not self._closing.is_set():
-            state, reason, *_ = self._state()
-            if reason == "TimeLimit":  # the nodes may be being cleaned up
-                state = "TIMEOUT"
-            if state in _UNFINISHED and time.monotonic() < deadline:
-                self._closing.wait(_WATCH_S)
-                continue
-            said = self._last_words() or f"exit status {process.returncode}"
-            why = "" if self.hosts else f" ({said})"
-            self._words = f"{self._who} ended: {state}{why}" if state else f"{self._who}: {said}"
-            break
 
-    @property
+    def _how_it_ended(self) -> str:
+        deadline = time.monotonic() + _END_S
+        who, (state, reason, *_) = self._who(), self._state()
+        while state in _UNFINISHED and reason != "TimeLimit" and time.monotonic() < deadline:
+            self._closing.wait(_WATCH_S)
+            state, reason, *_ = self._state()
+        if reason == "TimeLimit":  # the nodes may be being cleaned up
+            state = "TIMEOUT"
+        return f"{who} ended: {state or self._last_words() or 'without a word'}"
+
     def _who(self) -> str:
-        if not self.job and "{job}" in self._cluster.state + self._cluster.cancel:
+        if not self.job and "{job}" in self._cluster.cancel:
             found = _JOB.search(self._said())
             self.job = found[1] if found else ""
         return f"job {self.job}" if self.job else self._cluster.name
 
     def _state(self) -> tuple[str, str, str, str]:
         """State, reason, start and end of the job; "" for each that is not known."""
-        lines = self._ask(self._cluster.state).splitlines()
-        # Of several, as pods are, the one that is waited for.
-        line = min(lines, key=lambda line: not line.upper().startswith("PEND"), default="")
-        state, reason, start, end, *_ = [*map(_shown, line.split("|")), "", "", ""]
+        lines = self._ask(self._cluster.state).splitlines() or [""]
+        state, reason, start, end, *_ = [*map(_shown, lines[0].split("|")), "", "", ""]
         return state.upper(), reason, start, end
 
     def _ask(self, line: str) -> str:
         """What a command says; "" if it fails, or the job is not known that it is about."""
-        if not line or ("{job}" in line and self._who and not self.job):
+        if not line or ("{job}" in line and not self.job):
             return ""
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": self.environment}
-            options |= {"capture_output": True, "text": True, "timeout": _ANSWER_S}
-            return str(subprocess.run(self._split(line), **options).stdout)
+            return subprocess.run(
+                self._split(line),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_ANSWER_S,
+                env=self.environment,
+            ).stdout
         return ""
 
     def _said(self) -> str:
         """The end of what `hold` has said."""
-        start = max(0, os.fstat(self._file).st_size - _TAIL_BYTES)
-        return os.pread(self._file, _TAIL_BYTES, start).decode(errors="replace")
+        start = max(0, os.fstat(self._output).st_size - _TAIL_BYTES)
+        return os.pread(self._output, _TAIL_BYTES, start).decode(errors="replace")
 
     def _last_words(self) -> str:
         """What is wrong, in the scheduler's words; else what it has said last."""
