@@ -22,6 +22,7 @@ from gpupool.pool.launchers.placement import Placement
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
+from gpupool.pool.variables.carry import Carrier
 
 _NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out
 
@@ -64,6 +65,7 @@ class Ranks:
         self.turns = Turns(self.engines.changed)
         self.group = Forming(self.engines)
         self.environment = Environment(self.engines)
+        self.carrier = Carrier(self.engines)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str], str] = lambda rank, evalue: ""

@@ -119,8 +119,6 @@ class Engines:
         self._engines: dict[int, _Engine] = {}
         self._timeout_s = timeout_s
         self._on_loss = on_loss
-        self.localized: Callable[[int, Call[Any], Callable[[], bool]], Call[Any]]
-        self.localized = lambda rank, call, gives_up: call  # as it is served on another host
         self._is_up = False  # all have been there
         self._numbers = itertools.count(1)  # of files
         self._client: EngineClient | None = None
@@ -239,20 +237,10 @@ class Engines:
     # ---- what is asked of them -----------------------------------------------------------
 
     def call(
-        self,
-        rank: int,
-        call: Call[Value],
-        on_output: OnOutput = unheard_output,
-        gives_up: Callable[[], bool] = lambda: False,
+        self, rank: int, call: Call[Value], on_output: OnOutput = unheard_output
     ) -> Future[Reply[Value]]:
-        """Make a call on one rank. Fails at once should the engine die meanwhile.
-
-        What has to be carried to another host may raise PoolError, or KeyboardInterrupt if the
-        caller `gives_up`.
-        """
+        """Make a call on one rank. Fails at once should the engine die meanwhile."""
         engine = self._engines[rank]
-        if engine.place.host:
-            call = self.localized(rank, call, gives_up)
 
         def on_message(kind: OutputKind, content: Any) -> None:
             if kind is OutputKind.EVENTS:  # the recorder masks all else, chunk by chunk
