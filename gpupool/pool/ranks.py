@@ -24,6 +24,7 @@ from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
 from gpupool.pool.variables.carry import Carrier
 
+_ASK_AGAIN_S = 1.0
 _NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out
 
 
@@ -249,7 +250,16 @@ class Ranks:
     # ---- inside --------------------------------------------------------------------------
 
     def _prepare(self, ranks: Sequence[int]) -> None:
-        self.engines.call_all(Prepare(notebook_place()), ranks, self.options.timeout_s, again_s=1.0)
+        # The controller knows ranks that have just come up by their hearts, and what it has no
+        # connection for yet is lost: they are asked again.
+        late = time.monotonic() + self.options.timeout_s
+        while True:
+            try:
+                self.engines.call_all(Prepare(notebook_place()), ranks, timeout_s=_ASK_AGAIN_S)
+                break
+            except UnansweredError as error:
+                if time.monotonic() > late:
+                    raise self.engines.too_late(f"rank {error.ranks[0]}") from None
         on_gpu = [rank for rank in ranks if self.placement.ranks[rank].gpu]
         try:  # now: the forming of the group is too short for a driver that is just waking up
             self.engines.call_all(WarmUp(), on_gpu, self.options.timeout_s)

@@ -118,9 +118,11 @@ class Carrier:
     ) -> Found:
         """What a rank finds."""
         asked = self._engines.control(request, [rank]).get(rank)
-        while asked is not None and not wait([asked], _POLL_S).done:
-            if gives_up():
-                raise KeyboardInterrupt("interrupted while values were sent")
+        while not gives_up():  # looked at for each piece, however fast they are answered
+            if asked is None or wait([asked], _POLL_S).done:
+                break
+        else:
+            raise KeyboardInterrupt("interrupted while values were sent")
         answer = Answer[Found]("died") if asked is None else asked.result()
         if answer.status == "died":
             loss = self._engines.losses.get(rank)
