@@ -16,13 +16,13 @@ from gpupool.core.errors import GroupError, PoolError, SpmdError, UnansweredErro
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Prepare, WarmUp
 from gpupool.core.wire.masking import redact
+from gpupool.pool.engines.carry import Carrier
 from gpupool.pool.engines.engines import NEW_POOL, Engines, Loss, with_log
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.launchers.placement import Placement
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
-from gpupool.pool.variables.carry import Carrier
 
 _ASK_AGAIN_S = 1.0
 _NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out

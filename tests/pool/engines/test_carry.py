@@ -26,9 +26,9 @@ from gpupool.core.wire.pickles import Part
 from gpupool.core.wire.values import Bindings, Job, Place, Values
 from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.engines import engines
+from gpupool.pool.engines.carry import PIECE_BYTES, with_paths
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.launchers.forked import Forked
-from gpupool.pool.variables.carry import PIECE_BYTES, with_paths
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.environment import environment, plain_environment
 from tests.support.processes import engine_pid, until
