@@ -17,18 +17,18 @@ from gpupool.core.wire.requests import (
     REQUESTS,
     Abort,
     Answer,
+    AppendToFile,
     ControlRequest,
     Counts,
     Found,
     Interrupt,
     ReadFile,
-    RemoveFiles,
+    RemoveFile,
     SetEnvironment,
     Signal,
     Stop,
     Waits,
     Where,
-    WriteFile,
 )
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
@@ -36,7 +36,7 @@ from gpupool.engine import calls
 from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import streams
-from gpupool.engine.process import in_pool
+from gpupool.engine.process import pool_folder
 
 # What is to stop -> whether it ends where it is, as its data do not come. A signal's handler may
 # add to it in the main thread.
@@ -100,18 +100,16 @@ def _do(request: ControlRequest[Any]) -> Any:
                 refresh_filesystems()
         case Signal(sig):
             os.kill(os.getpid(), getattr(signal, sig) if isinstance(sig, str) else sig)
-        case WriteFile(name, start, data):
-            with open(os.open(in_pool(name), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.seek(start)
+        case AppendToFile(name, data):
+            with (pool_folder() / name).open("ab") as file:
                 file.write(data)
-            return str(in_pool(name))
+            return str(pool_folder() / name)
         case ReadFile(name, start, num_bytes):
-            with in_pool(name).open("rb") as file:
+            with (pool_folder() / name).open("rb") as file:
                 file.seek(start)
                 return file.read(num_bytes)
-        case RemoveFiles(names):
-            for name in names:
-                in_pool(name).unlink(missing_ok=True)
+        case RemoveFile(name):
+            (pool_folder() / name).unlink(missing_ok=True)
     return None
 
 

@@ -59,8 +59,8 @@ def _do(call: Call[Any]) -> Reply[Any]:
         case wire.WarmUp():
             torch.zeros(1, device=this_rank().device)
             devices.of(this_rank().device).synchronize()
-        case wire.JoinGroup(opens_store):
-            return Reply(forming.join(opens_store))
+        case wire.JoinGroup():
+            return Reply(forming.join())
         case wire.FormGroup(plan):
             forming.connect(plan, this_rank())
         case wire.RunSource(source, cell_number, waits):

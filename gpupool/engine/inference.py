@@ -28,7 +28,7 @@ from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
 from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
-from gpupool.engine.process import in_pool
+from gpupool.engine.process import pool_folder
 
 
 def predict(sent: Job, result_name: str) -> None:
@@ -50,7 +50,7 @@ def predict(sent: Job, result_name: str) -> None:
         job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     _pass(job, world, keep)
     with progress("saving the outputs"):
-        torch.save(outputs, in_pool(f"{result_name}.{world.rank}"))
+        torch.save(outputs, pool_folder() / f"{result_name}.{world.rank}")
 
 
 def evaluate(sent: Job) -> dict[str, float]:

@@ -26,7 +26,7 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.determinism import deterministic
 from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
-from gpupool.engine.process import in_pool, this_rank
+from gpupool.engine.process import pool_folder, this_rank
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.saving import resuming
@@ -56,7 +56,7 @@ def train(call: Train) -> Reply[TrainReply]:
         with (
             calls.uninterrupted() if stops_at_once() else nullcontext(),
             progress("saving the network"),
-            in_pool(call.result_name).open("w+b") as file,
+            (pool_folder() / call.result_name).open("w+b") as file,
         ):
             save(found.model.state_dict(), file)
     scale = found.normalization

@@ -21,10 +21,3 @@ def this_rank() -> Rank:
 def pool_folder() -> Path:
     """The pool's private folder on this host."""
     return Path(os.environ[environ.POOL_FOLDER])
-
-
-def in_pool(name: str) -> Path:
-    """The path of the file of this name in the pool's private folder on this host."""
-    if name in ("", ".", "..") or "/" in name:
-        raise ValueError(f"{name!r} is no plain name of a file")
-    return pool_folder() / name

@@ -16,6 +16,7 @@ from gpupool.core.errors import GroupError, PoolError, SpmdError, UnansweredErro
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Prepare, WarmUp
 from gpupool.core.wire.masking import redact
+from gpupool.pool.engines.carry import Carrier
 from gpupool.pool.engines.engines import NEW_POOL, Engines, Loss, with_log
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.launchers.placement import Placement
@@ -23,6 +24,7 @@ from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.turns import Turn, Turns
 
+_ASK_AGAIN_S = 1.0
 _NUM_ATTEMPTS = 4  # to mend the pool: another user may disturb, whom new listeners shut out
 
 
@@ -64,6 +66,7 @@ class Ranks:
         self.turns = Turns(self.engines.changed)
         self.group = Forming(self.engines)
         self.environment = Environment(self.engines)
+        self.carrier = Carrier(self.engines)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str], str] = lambda rank, evalue: ""
@@ -242,7 +245,16 @@ class Ranks:
     # ---- inside --------------------------------------------------------------------------
 
     def _prepare(self, ranks: Sequence[int]) -> None:
-        self.engines.call_all(Prepare(notebook_place()), ranks, self.options.timeout_s, again_s=1.0)
+        # The controller knows ranks that have just come up by their hearts, and what it has no
+        # connection for yet is lost: they are asked again.
+        late = time.monotonic() + self.options.timeout_s
+        while True:
+            try:
+                self.engines.call_all(Prepare(notebook_place()), ranks, timeout_s=_ASK_AGAIN_S)
+                break
+            except UnansweredError as error:
+                if time.monotonic() > late:
+                    raise self.engines.too_late(f"rank {error.ranks[0]}") from None
         on_gpu = [rank for rank in ranks if self.placement.ranks[rank].gpu]
         try:  # now: the forming of the group is too short for a driver that is just waking up
             self.engines.call_all(WarmUp(), on_gpu, self.options.timeout_s)

@@ -139,7 +139,7 @@ def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
     # Through files: the controller would copy outputs several times, and hold them in memory.
     ask(what, pool, job, partial(Predict, result_name=result_path.name))
     paths = [
-        pool.variables.carrier.bring_file(rank, result_path.with_name(f"{result_path.name}.{i}"))
+        pool.carrier.bring_file(rank, result_path.with_name(f"{result_path.name}.{i}"))
         for i, rank in enumerate(pool.training_ranks)
     ]
     parts = []

@@ -375,7 +375,7 @@ class TrainingRun:
 
         self.history.add(ProgressEvent("reading the network", 0, 0))
         self._notify()
-        path = self._pool.variables.carrier.bring_file(self._ranks[0], self._weights_path)
+        path = self._pool.carrier.bring_file(self._ranks[0], self._weights_path)
         load(self._model, torch.load(path, map_location="cpu", weights_only=True))
         reply = self._reply
         known = self._network

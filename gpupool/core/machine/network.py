@@ -7,14 +7,11 @@ accept it: the kernel completes it, and nothing is read or sent.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
-import os
 import re
-import selectors
 import socket
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
@@ -22,7 +19,6 @@ from gpupool.core.errors import PoolStartError
 
 Listened = Sequence[tuple[str, str, int]]  # interface, address, port
 
-_BACKLOG = 128  # hosts that may try at one time
 # Bridges and ends of containers and virtual machines: other hosts have the same addresses there.
 _OF_CONTAINERS = re.compile("docker|podman|lxc|virbr|veth|br-|cni|flannel|cali|vxlan|tunl")
 
@@ -57,7 +53,7 @@ def listen(
     for name in names:
         for port in ports:
             with contextlib.suppress(OSError):  # it is in use, or the interface has gone
-                listeners.append(socket.create_server((str(found[name]), port), backlog=_BACKLOG))
+                listeners.append(socket.create_server((str(found[name]), port)))
                 listened.append((name, *listeners[-1].getsockname()))
                 break
     return listeners, listened
@@ -74,27 +70,22 @@ def reach(
     Returns:
         Host -> address -> why, of those that fail: "connection refused", "timed out".
     """
-    failed: dict[str, dict[str, str]] = {host: {} for host in targets}
-    deadline = time.monotonic() + timeout_s
-    with contextlib.ExitStack() as held, selectors.DefaultSelector() as selector:
-        for host, address, port in ((host, *one) for host, at in targets.items() for one in at):
-            trying = held.enter_context(socket.socket())
-            trying.setblocking(False)
-            error = trying.connect_ex((address, port))
-            if error in (0, errno.EINPROGRESS):
-                failed[host][address] = "timed out"
-                selector.register(trying, selectors.EVENT_WRITE, (trying, host, address))
-            else:
-                failed[host][address] = os.strerror(error).lower()
-        while selector.get_map() and (left_s := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                trying, host, address = key.data
-                selector.unregister(trying)
-                if error := trying.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    failed[host][address] = os.strerror(error).lower()
-                else:
-                    del failed[host][address]
-    return {host: whys for host, whys in failed.items() if whys}
+
+    def why_not(place: tuple[str, int]) -> str:
+        try:
+            socket.create_connection(place, timeout_s).close()
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        return ""
+
+    places = [(host, *place) for host, at in targets.items() for place in at]
+    with ThreadPoolExecutor(len(places) or 1) as threads:
+        whys = threads.map(lambda one: why_not(one[1:]), places)
+    failed: dict[str, dict[str, str]] = {}
+    for (host, address, _), why in zip(places, whys, strict=True):
+        if why:
+            failed.setdefault(host, {})[address] = why
+    return failed
 
 
 def choose(
@@ -111,22 +102,22 @@ def choose(
     """
     chosen: dict[str, tuple[str, str]] = {}
     for host, at in listening.items():
-        whys = []
-        for interface, address, _ in at:
-            why = [
+        whys = {
+            (interface, address): [
                 f"{other} cannot reach {host} at {address}: {answer[host][address]}"
                 for other, answer in failed.items()
                 if address in answer.get(host, {})
             ]
-            if not why:
-                chosen[host] = interface, address
-                break
-            whys.append(why[0])
-        if host not in chosen:
-            listed = "; ".join(whys) or f"{host} has no IPv4 address for other hosts"
+            for interface, address, _ in at
+        }
+        reached = [place for place, why in whys.items() if not why]
+        if not reached:
+            listed = "; ".join(why[0] for why in whys.values())
+            listed = listed or f"{host} has no IPv4 address for other hosts"
             raise PoolStartError(
                 f"{listed}. A firewall? Hosts of a pool connect to any port of each other, and to "
                 "`ports=` of the notebook's machine; `network=` in gpupool.toml chooses another "
                 "network."
             )
+        chosen[host] = reached[0]
     return chosen

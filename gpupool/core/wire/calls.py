@@ -64,8 +64,8 @@ class WarmUp(Call[None]):
 class GroupPlan:
     """How the pool forms its group; ranks meet at `store`.
 
-    It is the path of a file, or of several hosts "tcp://ADDRESS:PORT", where anybody on the network
-    can read and write: what the ranks say of themselves there is signed with `key`.
+    It is the path of a file, or of several hosts "ADDRESS:PORT", where anybody on the network can
+    read and write: what the ranks say of themselves there is signed with `key`.
     """
 
     store: str
@@ -77,12 +77,7 @@ class GroupPlan:
 
 @dataclass(frozen=True)
 class JoinGroup(Call[str]):
-    """Get ready to form the process group of all ranks.
-
-    A rank that `opens_store` gives the URL of one, which only listens at the rank's own address.
-    """
-
-    opens_store: bool = False
+    """Get ready to form the process group of all ranks; rank 0 of several hosts gives the store."""
 
 
 @dataclass(frozen=True)

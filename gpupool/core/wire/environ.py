@@ -49,8 +49,6 @@ _ON_ONE_HOST = {
     "NCCL_IB_DISABLE": "1",
     "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
 }
-# Which network NCCL has chosen stands in the log, too.
-_LOG_ON_HOSTS = {"NCCL_DEBUG": "INFO"}
 
 AWS_KEY_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -129,7 +127,8 @@ def for_groups(interface: str = "") -> tuple[dict[str, str], dict[str, str]]:
     # "=" is for this very name: "lo" alone means "lo0" and "local1" to NCCL as well
     interfaces = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     if interface:
-        return _OF_GROUPS, _OF_GROUPS_BY_DEFAULT | interfaces | _LOG_ON_HOSTS
+        # and the log says which network NCCL has chosen
+        return _OF_GROUPS, _OF_GROUPS_BY_DEFAULT | interfaces | {"NCCL_DEBUG": "INFO"}
     return _OF_GROUPS | interfaces, _OF_GROUPS_BY_DEFAULT | _ON_ONE_HOST
 
 

@@ -44,15 +44,13 @@ class ControlRequest(Generic[Found]):
         """The fields, as the message has them."""
         return asdict(self)
 
-    @classmethod
-    def answer(cls, content: Mapping[str, Any]) -> Answer[Found]:
+    def answer(self, content: Mapping[str, Any]) -> Answer[Found]:
         """The answer that a message has."""
         found = content.get("found")
-        read = None if found is None else cls._read(found)
+        read = None if found is None else self._read(found)
         return Answer(content["status"], read, content.get("error", ""))
 
-    @classmethod
-    def _read(cls, plain: Any) -> Found:
+    def _read(self, plain: Any) -> Found:
         found: Found = plain
         return found
 
@@ -73,8 +71,7 @@ class Stop(ControlRequest[Waits]):
     name: str = ""
     at_once: bool = False
 
-    @classmethod
-    def _read(cls, plain: Any) -> Waits:
+    def _read(self, plain: Any) -> Waits:
         return Waits(**plain)
 
 
@@ -101,8 +98,7 @@ class Where(ControlRequest[Location]):
 
     glance: bool = False
 
-    @classmethod
-    def _read(cls, plain: Any) -> Location:
+    def _read(self, plain: Any) -> Location:
         return Location.from_dict(plain)
 
 
@@ -136,12 +132,10 @@ class Signal(ControlRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteFile(ControlRequest[str]):
-    """Write into the file of this name in the pool's private folder, which is made if it is not
-    there; says its path."""
+class AppendToFile(ControlRequest[str]):
+    """Add to the file of this name in the pool's private folder; says its path."""
 
     name: str
-    start: int
     data: bytes = field(repr=False)
 
 
@@ -155,13 +149,13 @@ class ReadFile(ControlRequest[bytes]):
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveFiles(ControlRequest[None]):
-    """Remove files of these names from the pool's private folder, if they are there."""
+class RemoveFile(ControlRequest[None]):
+    """Remove the file of this name from the pool's private folder, if it is there."""
 
-    names: Sequence[str]
+    name: str
 
 
 REQUESTS: Sequence[type[ControlRequest[Any]]] = (
     Stop, Interrupt, Abort, Where, Counts, SetEnvironment, Signal,
-    WriteFile, ReadFile, RemoveFiles,
+    AppendToFile, ReadFile, RemoveFile,
 )  # fmt: skip

@@ -33,7 +33,7 @@ from gpupool.core.wire.values import (
     ValueInfo,
     Values,
 )
-from gpupool.engine.process import in_pool, this_rank
+from gpupool.engine.process import pool_folder, this_rank
 from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.shell.shell import this_shell
 
@@ -264,7 +264,7 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
 def out_file(place: str) -> MemoryFile:
     """What the client wants to have of this rank goes there: a path, or a name in the pool's
     folder."""
-    path = place if place.startswith("/") else in_pool(place)
+    path = pool_folder() / place  # a path stays as it is
     return MemoryFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), place)
 
 

@@ -17,13 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from gpupool.engine.group.gloo_sockets import (
-    Ends,
-    ends_of,
-    gloo_connections,
-    is_over,
-    shut_out,
-)
+from gpupool.engine.group.gloo_sockets import Ends, ends_of, gloo_connections, is_over, shut_out
 from gpupool.engine.process import this_rank
 
 _SIGNATURE_CHARS = 2 * hashlib.sha256().digest_size
@@ -54,18 +48,18 @@ def refuse_unclaimed(key: str, claims: Mapping[str, str]) -> None:
         if hmac.compare_digest(true.encode(), said.encode()):
             claimed |= {(here, there) for there, here in json.loads(text)}
     with gloo_connections() as connections:
-        live = {one: ends_of(one) for one in connections if not is_over(one)}
-        marks = {one: (os.fstat(one.fileno()).st_ino, ends) for one, ends in live.items()}
-        strange = [one for one in live if marks[one] not in _proved and live[one] not in claimed]
+        live = [one for one in connections if not is_over(one)]
+        marks = {one: (os.fstat(one.fileno()).st_ino, ends_of(one)) for one in live}
+        known = {one for one in live if marks[one] in _proved or marks[one][1] in claimed}
+        strange = {one: marks[one][1][1] for one in live if one not in known}
         shut_out(strange)
-        addresses = sorted(live[one][1] for one in strange)
         _proved.clear()
-        _proved.update(mark for one, mark in marks.items() if one not in strange)
-    if addresses:
+        _proved.update(marks[one] for one in known)
+    if strange:
         raise RuntimeError(
-            f"{' and '.join(addresses)}, at the other end of a connection of a process group "
-            f"(gloo) on {this_rank().host}, is no rank of this pool, and was shut out: a stranger "
-            "is on the network, or a NAT between the hosts, over which no pool can be."
+            f"{' and '.join(strange.values())}, at the other end of a connection of a process "
+            f"group (gloo) on {this_rank().host}, is no rank of this pool, and was shut out: a "
+            "stranger is on the network, or a NAT between the hosts, over which no pool can be."
         )
 
 

@@ -59,13 +59,6 @@ _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds
 _STORE_TIMEOUT = datetime.timedelta(minutes=5)  # what a FileStore has
 _POLL_S = 0.001
 _POLL_SERVER_S = 0.005
-_TCP = "tcp://"
-# The server listens already, so a connection is made at once.
-_meet = functools.partial(
-    dist.TCPStore,  # type: ignore[attr-defined]
-    timeout=datetime.timedelta(seconds=5),
-    wait_for_workers=False,
-)
 
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -73,25 +66,25 @@ _torch_init = dist.init_process_group  # torchrun.py puts another in its place
 _plan: GroupPlan | None = None  # how the pool formed its group last
 _num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _store: Any = None  # of the present group
-_opened: Any = None  # on rank 0, of a pool on several hosts: the server, as its first client
-_met: Any = None  # of this generation, where there is a server
+_server: Any = None  # the connection to it, of several hosts; on rank 0 the server, too
 _training_group: dist.ProcessGroup | None = None
 _formed: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of all ranks, if still held
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
 
 
-def join(opens_store: bool) -> str:
-    """Get ready to form the group; returns where the store is that this rank opens, if it does."""
-    global _opened
+def join() -> str:
+    """Get ready to form the group; of several hosts, rank 0 says where the store is."""
+    global _server
     finish_aborts()  # else the pool ends this rank: pool/upkeep/forming.py
     _give_up.clear()
-    if not opens_store:
+    here = this_rank()
+    if here.rank > 0 or here.num_nodes == 1:
         return ""
     # Told a port only, it would listen at all addresses.
-    listener = socket.create_server((this_rank().address, 0))
+    listener = socket.create_server((here.address, 0))
     address, port = listener.getsockname()
-    _opened = _meet(address, port, is_master=True, master_listen_fd=listener.detach())
-    return f"{_TCP}{address}:{port}"
+    _server = _meet(f"{address}:{port}", is_master=True, master_listen_fd=listener.detach())
+    return f"{address}:{port}"
 
 
 def connect(plan: GroupPlan, here: Rank) -> None:
@@ -142,19 +135,22 @@ def form_as_asked(asked: Mapping[str, Any], here: Rank) -> None:
 
 def _store_of(plan: GroupPlan, here: Rank) -> Any:
     """That of the next group."""
-    global _met
+    global _server
     name = plan.store if _num_asked == 0 else f"{plan.store}.{_num_asked}"
     if not plan.key:
         return dist.FileStore(name, here.world_size)  # type: ignore[attr-defined]
-    if _num_asked == 0:
-        address, _, port = _server(plan).rpartition(":")
-        _met = _opened if here.rank == 0 else _meet(address, int(port))
-        _met.set_timeout(_STORE_TIMEOUT)
-    return dist.PrefixStore(name, _met)  # type: ignore[attr-defined]
+    if _num_asked == 0 and here.rank > 0:
+        _server = _meet(plan.store)
+    return dist.PrefixStore(name, _server)  # type: ignore[attr-defined]
 
 
-def _server(plan: GroupPlan) -> str:
-    return plan.store.removeprefix(_TCP)
+def _meet(address: str, **listener: Any) -> Any:
+    """A connection to the server at this address, which listens already."""
+    host, _, port = address.rpartition(":")
+    options = {"timeout": _CONNECT_TIMEOUT, "wait_for_workers": False, **listener}
+    server = dist.TCPStore(host, int(port), **options)  # type: ignore[attr-defined]
+    server.set_timeout(_STORE_TIMEOUT)
+    return server
 
 
 def _form(plan: GroupPlan, here: Rank, asked: Mapping[str, Any]) -> None:
@@ -256,16 +252,15 @@ def refuse_strangers(store: Any, name: str, backend: str, place: int | None, siz
     `place` is this rank's in the group, None if it has none. Raises a RuntimeError that names him.
     """
     __tracebackhide__ = True
-    key = _plan.key if _plan is not None else ""
-    if not key:
+    if _plan is None or not _plan.key:
         gloo_sockets.refuse_strangers()
-    elif place is not None and size > 1 and "gloo" in repr(_c10d.BackendConfig(backend)):
+    elif place is not None and backend != "fake":
         who = f"{_num_asked}/{name}/"
-        said = claims.claim(key, f"{who}{place}")
+        said = claims.claim(_plan.key, f"{who}{place}")
         keys = _wait_for_all(store, f"gpupool/{name}/ends", place, size, said)
-        values = [store.get(one).decode(errors="replace") for one in keys]
+        values = [store.get(key).decode(errors="replace") for key in keys]
         others = {f"{who}{i}": value for i, value in enumerate(values) if i != place}
-        claims.refuse_unclaimed(key, others)
+        claims.refuse_unclaimed(_plan.key, others)
 
 
 def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> list[str]:
@@ -280,7 +275,7 @@ def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> li
         while not store.check(keys):
             if _give_up.is_set():
                 raise RuntimeError(_NOT_COMING)
-            time.sleep(_POLL_S if _met is None else _POLL_SERVER_S)
+            time.sleep(_POLL_S if _server is None else _POLL_SERVER_S)
     except dist.DistNetworkError:  # rank 0, and the store with it
         raise RuntimeError(_NOT_COMING) from None
     return keys
@@ -290,7 +285,7 @@ def give_up_waiting() -> None:
     """Have this rank wait no longer for others that do not come; from any thread."""
     _give_up.set()
     if _plan is not None and _plan.key:
-        gloo_sockets.shut_connections_to(_server(_plan))
+        gloo_sockets.shut_connections_to(_plan.store)
     elif _store is not None:
         _store.set_timeout(datetime.timedelta(seconds=_POLL_S))  # a FileStore looks again
 

@@ -213,8 +213,9 @@ class Execution(Generic[Value]):
 
     def _call(self, rank: int) -> Future[Reply[Value]]:
         try:
-            call, gives_up = self._calls[rank], lambda: self._presses > 0
-            return self._all_ranks.engines.call(rank, call, self._on_output, gives_up)
+            carrier, call = self._all_ranks.carrier, self._calls[rank]
+            call = carrier.localized(rank, call, lambda: self._presses > 0)
+            return self._all_ranks.engines.call(rank, call, self._on_output)
         # it could not be sent; ranks that have theirs are freed
         except (Exception, KeyboardInterrupt) as error:
             failed: Future[Reply[Value]] = Future()

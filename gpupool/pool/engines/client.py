@@ -91,7 +91,6 @@ class EngineClient:
         answer: Future[Answer[Found]] = Future()
         content = request.content()
         data = [content.pop("data")] if "data" in content else []
-        read = request.answer  # of the class: of an engine that dies `take` is left, without data
         message = self._client._send(
             self._client._control_stream,
             request.message_type(),
@@ -103,7 +102,8 @@ class EngineClient:
         def take(done: Any) -> None:
             with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
                 content, beside = done.result()["content"], done.result()["buffers"]
-                answer.set_result(read({**content, "found": beside[0]} if beside else content))
+                found = {"found": beside[0]} if beside else {}
+                answer.set_result(request.answer({**content, **found}))
 
         message.add_done_callback(take)
         return answer

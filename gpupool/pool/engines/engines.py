@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, as_completed
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -119,8 +118,6 @@ class Engines:
         self._engines: dict[int, _Engine] = {}
         self._timeout_s = timeout_s
         self._on_loss = on_loss
-        self.localized: Callable[[int, Call[Any], Callable[[], bool]], Call[Any]]
-        self.localized = lambda rank, call, gives_up: call  # as it is served on another host
         self._is_up = False  # all have been there
         self._numbers = itertools.count(1)  # of files
         self._client: EngineClient | None = None
@@ -239,20 +236,10 @@ class Engines:
     # ---- what is asked of them -----------------------------------------------------------
 
     def call(
-        self,
-        rank: int,
-        call: Call[Value],
-        on_output: OnOutput = unheard_output,
-        gives_up: Callable[[], bool] = lambda: False,
+        self, rank: int, call: Call[Value], on_output: OnOutput = unheard_output
     ) -> Future[Reply[Value]]:
-        """Make a call on one rank. Fails at once should the engine die meanwhile.
-
-        What has to be carried to another host may raise PoolError, or KeyboardInterrupt if the
-        caller `gives_up`.
-        """
+        """Make a call on one rank. Fails at once should the engine die meanwhile."""
         engine = self._engines[rank]
-        if engine.place.host:
-            call = self.localized(rank, call, gives_up)
 
         def on_message(kind: OutputKind, content: Any) -> None:
             if kind is OutputKind.EVENTS:  # the recorder masks all else, chunk by chunk
@@ -274,49 +261,35 @@ class Engines:
         return future
 
     def call_all(
-        self,
-        call: Call[Value],
-        ranks: Iterable[int] | None = None,
-        timeout_s: float = 60.0,
-        again_s: float = math.inf,
+        self, call: Call[Value], ranks: Iterable[int] | None = None, timeout_s: float = 60.0
     ) -> dict[int, Value]:
         """Make a call on every rank and wait for the values; for calls that take a moment.
-
-        Args:
-            again_s: ask ranks that have not answered for so long again, which have just come up.
-                The controller knows them by their hearts, and what it has no connection for yet is
-                lost.
 
         Raises:
             EngineDiedError: a rank is gone; others may be busy with the call still.
             UnansweredError: a rank did not answer; as above.
             PoolError: a rank failed; as above.
         """
-        missing = {*(self._engines if ranks is None else ranks)}
-        asked: dict[Future[Reply[Value]], int] = {}
-        values = dict[int, Value]()
-        late = time.monotonic() + timeout_s
-        while missing:
-            left_s = late - time.monotonic()
-            if left_s <= 0:
-                listed = ", ".join(map(str, sorted(missing)))
-                raise UnansweredError(
-                    f"rank {listed} did not answer {type(call).__name__} within {timeout_s:.0f} s.",
-                    ranks=sorted(missing),
-                )
-            asked |= {self.call(rank, call): rank for rank in missing}
-            for future in self._ended(asked, min(left_s, again_s)):
-                rank, error = asked.pop(future), future.exception()
+        chosen = self._engines if ranks is None else ranks
+        asked = {self.call(rank, call): rank for rank in chosen}
+        values = {}
+        try:
+            for future in as_completed(asked, timeout_s):
+                rank, error = asked[future], future.exception()
                 if isinstance(error, PoolError):
                     raise error
                 if error is not None:  # it could not even begin
                     raise PoolError(f"rank {rank}: {error}", ranks=[rank])
                 values[rank] = value_of(rank, future.result())
-                missing.discard(rank)
-                if not missing:
-                    break
-        for future, rank in asked.items():  # lost, or asked twice
-            self._note_end(self._engines[rank], future)
+        except TimeoutError:
+            silent = sorted({*asked.values()} - values.keys())
+            for future, rank in asked.items():  # it may be lost
+                self._note_end(self._engines[rank], future)
+            listed = ", ".join(map(str, silent))
+            raise UnansweredError(
+                f"rank {listed} did not answer {type(call).__name__} within {timeout_s:.0f} s.",
+                ranks=silent,
+            ) from None
         return values
 
     def control(
@@ -414,12 +387,6 @@ class Engines:
                 self._client.ask_for_engines()
                 ask_at += _ASK_AGAIN_S
             time.sleep(0.01)
-
-    @staticmethod
-    def _ended(asked: Iterable[Future[Any]], limit_s: float) -> Iterator[Future[Any]]:
-        """Of these those that end in time, as they do."""
-        with contextlib.suppress(TimeoutError):
-            yield from as_completed(list(asked), limit_s)
 
     def _set(self, engines: Iterable[_Engine], state: State) -> None:
         with self.changed:

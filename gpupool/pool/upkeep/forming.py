@@ -48,13 +48,10 @@ class Forming:
         self._aborting.clear()
         slower = "nccl" if "nccl" in (placed.backend, placed.training_backend) else "gloo"
         try:
-            self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)
+            server = self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)[0]
             self.generation += 1  # also if it fails: no other one has its number
-            if placed.ranks[0].num_nodes > 1:
-                opened = self._engines.call_all(JoinGroup(opens_store=True), [0], _JOIN_S)
-                store, key = opened[0], secrets.token_hex(32)
-            else:
-                store, key = str(self._engines.new_file(f"group{self.generation}")), ""
+            store = server or str(self._engines.new_file(f"group{self.generation}"))
+            key = secrets.token_hex(32) if server else ""
             training = list(placed.training_ranks)
             plan = GroupPlan(store, placed.backend, training, placed.training_backend, key)
             self._engines.call_all(FormGroup(plan), timeout_s=_FORM_S[slower])
@@ -122,8 +119,8 @@ class Forming:
 def network_of(log: str) -> str:
     """What the log of a rank says that NCCL sends by between hosts; "" if it says nothing yet.
 
-    >>> network_of("gpu1:93:93 [0] NCCL INFO Using network IB")
-    'IB'
+    >>> network_of("NCCL INFO Using network Socket\\n[0] NCCL INFO Using network AWS Libfabric\\n")
+    'AWS Libfabric'
     """
     said: list[str] = re.findall(r"NCCL INFO Using network (.+)", log)
     return said[-1].strip() if said else ""

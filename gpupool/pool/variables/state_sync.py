@@ -46,12 +46,8 @@ def sync_state(
     calls = {rank: Bind(bindings=bindings[rank]) for rank in everyone}
     with progress(f"Copying {', '.join(chosen)} of rank {source}"), closing(MemoryFile()) as file:
         Execution(all_ranks, calls, unheard_output).result()
-        state = variables.carrier.fetched(
-            source,
-            file,
-            ", ".join(chosen),
-            lambda out: variables.ask(FetchState(chosen, out), [source])[source],
-        )
+        ask = lambda out: variables.ask(FetchState(chosen, out), [source])[source]  # noqa: E731
+        state = all_ranks.carrier.fetched(source, file, ask)
         bindings = variables.bindings(Shipment(), everyone, chosen)
         execution = Execution(
             all_ranks,

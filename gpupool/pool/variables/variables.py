@@ -31,7 +31,6 @@ from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.buffers import Buffers
-from gpupool.pool.variables.carry import Carrier
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
@@ -49,7 +48,6 @@ class Variables:
         self._lock = threading.Lock()
         self.buffers = Buffers()
         self.parcels = Parcels(self.buffers, self._key_of)
-        self.carrier = Carrier(all_ranks.engines)
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has been sent
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._versions = Versions()
@@ -274,9 +272,8 @@ class Variables:
         """The value of one rank; a PoolError if it has none, or it cannot travel."""
         file = MemoryFile()  # the rank writes to it, so that large values are copied once
         key = self._current(composite)
-        packed = self.carrier.fetched(
-            rank, file, str(composite), lambda out: self.ask(Fetch(*key, out), [rank])[rank]
-        )
+        ask = lambda out: self.ask(Fetch(*key, out), [rank])[rank]  # noqa: E731
+        packed = self._all_ranks.carrier.fetched(rank, file, ask)
         try:
             return Source(packed).load()
         except Exception as error:  # DDP wants a process group, for one

@@ -45,16 +45,17 @@ def forms(here: Rank, plan: GroupPlan) -> dict[str, Any]:
     dist.destroy_process_group()
     forming.form_as_asked({}, here)
     sums.append(total())
-    opened = forming.join(here.rank == 0)
-    if here.rank == 0:
-        forming._met.set("next", opened)
-    following = plan_at(forming._met.get("next").decode())
+    server = forming._server
+    if opened := forming.join():
+        server.set("next", opened)
+    following = plan_at(server.get("next").decode())
     forming.connect(following, here)
+    del server
     sums.append(total())
     ports = {port for _, port in listeners()}
     servers = [int(one.store.rpartition(":")[2]) in ports for one in (plan, following)]
     threading.Timer(0.2, forming.give_up_waiting).start()
-    freed = error_of(lambda: forming._met.wait(["never"], datetime.timedelta(seconds=50)))
+    freed = error_of(lambda: forming._server.wait(["never"], datetime.timedelta(seconds=50)))
     return {"sums": sums, "at": addresses, "servers": servers, "freed": "50000ms" not in freed}
 
 
@@ -95,9 +96,7 @@ def test_who_is_no_rank_is_shut_out_and_named_and_nobody_else_is() -> None:
 def robbed(here: Rank, plan: GroupPlan) -> str:
     """What rank 0 of two says when a third process has taken the place of rank 1."""
     if here.rank == 2:  # he has all that the network shows, and a key of his own
-        address, _, port = forming._server(plan).rpartition(":")
-        met = forming._meet(address, int(port))
-        store = dist.PrefixStore(plan.store, met)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(plan.store, forming._meet(plan.store))  # type: ignore[attr-defined]
         forming._torch_init("gloo", store=store, rank=1, world_size=2)
         store.set("gpupool//ends/1", claims.claim("00" * 32, "0//1"))
     if here.rank != 0:
@@ -121,14 +120,14 @@ def alone(here: Rank, plan: GroupPlan) -> str:
     came = [f"{plan.store}/gpupool/0/{rank}" for rank in range(2)]
 
     def free() -> None:
-        until(lambda: forming._opened.check(came), 20.0, "both ranks' waiting")
+        until(lambda: forming._server.check(came), 20.0, "both ranks' waiting")
         forming.give_up_waiting()
 
     freeing = threading.Thread(target=free)
     freeing.start()
     said = error_of(lambda: forming.connect(plan, here))
     freeing.join()
-    forming._opened = forming._met = forming._store = None
+    forming._server = forming._store = None
     gc.collect()
     return said
 

@@ -102,5 +102,5 @@ def _join_host(pipe: Connection, rank: int, n: int, function: Callable[..., Any]
     here = Rank(rank, n, "cpu", None, 1, 0, 1, rank, n, f"gpu{rank}", "127.0.0.1", "lo")
     os.environ[environ.RANK] = json.dumps(asdict(here))
     forming.install()
-    pipe.send((True, forming.join(rank == 0)))
+    pipe.send((True, forming.join()))
     return function(here, plan_at(pipe.recv()))
