@@ -64,10 +64,13 @@ def die_with(parent_pid: int) -> None:
 
 
 def dying_with_us(command: Sequence[str]) -> list[str]:
-    """`command`, so that it gets SIGTERM when the thread that starts it ends, as with us."""
+    """`command`, so that it gets SIGHUP when the thread that starts it ends, as with us.
+
+    Of SIGTERM and the end of its stdin at once salloc (22.05) makes an endless loop.
+    """
     code = (
         "import ctypes, os, sys; "
-        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGTERM)}); "
+        f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGHUP)}); "
         f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
     )
     return [sys.executable, "-I", "-S", "-c", code, *command]

@@ -38,8 +38,9 @@ class Forked(Processes, Launcher):
         *self._ports, self._master_port = free_ports(_CONTROLLER_PORTS + 1)
 
     def is_controller_up(self) -> bool:
-        with contextlib.suppress(FileNotFoundError, ValueError):  # half of it may be there
-            json.loads(self.client_file.read_text())
+        with contextlib.suppress(FileNotFoundError, ValueError):  # half of one may be there
+            for file in (self.client_file, self.engine_file):
+                json.loads(file.read_text())
             return True
         return False
 
