@@ -46,7 +46,8 @@ def revoke(*_: object) -> None:
 
 def salloc(command: list[str]) -> None:
     """Wait for the job, and hold it while the command runs, which -K ends with it."""
-    signal.signal(signal.SIGTERM, revoke)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, revoke)
     if not ALLOWED.exists():
         say("Pending job allocation 4711")
         put("PENDING|Resources|2031-11-26T14:05:00|N/A")
@@ -58,7 +59,8 @@ def salloc(command: list[str]) -> None:
     put(f"RUNNING|None|2026-11-26T12:00:00|{os.environ.get('SHIM_END', 'N/A')}")
     job = {"SLURM_JOB_ID": "4711", "SLURM_TASKS_PER_NODE": "2(x2)"}
     child = subprocess.Popen(command, env={**os.environ, **job}, process_group=0)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: child.terminate())
     while child.poll() is None:
         time.sleep(0.02)
         if state().startswith(GONE):

@@ -69,7 +69,8 @@ def dying_with_us(command: Sequence[str]) -> list[str]:
     Of SIGTERM and the end of its stdin at once salloc (22.05) makes an endless loop.
     """
     code = (
-        "import ctypes, os, sys; "
+        "import ctypes, os, signal, sys; "
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # a notebook under nohup ignores it
         f"ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGHUP)}); "
         f"os.getppid() == {os.getpid()} and os.execvp(sys.argv[1], sys.argv[1:])"
     )
