@@ -84,7 +84,7 @@ RETRY = """
 while True:
     try:
         {everybody}
-        if pool.status().pids[3] != {pid}:
+        if pool.status().pids.get(3, {pid}) != {pid}:
             break
     except gpupool.GpuPoolError:  # the loss is told to what runs
         pass
