@@ -112,7 +112,8 @@ def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
 
 def test_it_ends_a_cell_of_the_background_that_is_waited_for(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    assert_short(press(kernel, "await handle", 0.5, 0.6, 0.7), "SpmdError: ")
+    # All while it runs: one that meets ipykernel between a cell and its reply costs it the reply.
+    assert_short(press(kernel, "await handle", 0.5, 0.55, 0.6), "SpmdError: ")
     assert_next_cell_works(kernel)
 
 
