@@ -75,7 +75,7 @@ def test_it_says_what_its_host_is_and_serves_a_pool_there(agents: Agents) -> Non
     pid = start_rank(agent)
     until(lambda: "up" in (agent.log("rank 1") or ""), 10.0)
     agent.look()
-    until(lambda: agent.ping_ms is not None, 10.0)
+    until(lambda: agent._num_unheard == 0, 10.0)
     agent.stop()
     assert gone(pid)
     assert not Path(agent.folder).parent.exists()

@@ -200,7 +200,7 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
         if is_value or not environ.inheritable({key: str(value)}):
             raise OptionsError(
                 f"{plain(key)} has a secret, which does not belong into a file: set it in the "
-                "notebook's environment, and list the name of the variable, as env = ['NAME']."
+                "notebook's environment, and `%gpupool env NAME` sends it to the ranks."
             )
         refuse_unknown([key], known, of=" of a cluster")
         kinds = _KINDS.get(key, (str,))

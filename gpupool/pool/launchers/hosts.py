@@ -60,8 +60,7 @@ class Agent(Processes):
     ) -> None:
         self.who = f"host {name}"
         self.ranks: set[int] = set()
-        self.ping_ms: float | None = None
-        self._pinged_at, self._num_unheard = 0.0, 0
+        self._num_unheard = 0  # pings, since it was heard last
         self._on_ready = on_ready
         super().__init__(Line(command, env), on_exit)
 
@@ -101,7 +100,6 @@ class Agent(Processes):
         else:
             # Counted, as a notebook whose own threads stand still hears nobody.
             self._num_unheard += 1
-            self._pinged_at = time.monotonic()
             self.line.command(lines.Ping())
 
     def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
@@ -121,9 +119,6 @@ class Agent(Processes):
 
     def _on_event(self, event: lines.Line) -> None:
         self._num_unheard = 0
-        if isinstance(event, lines.Ping):
-            self.ping_ms = 1000 * (time.monotonic() - self._pinged_at)
-            return
         if isinstance(event, lines.Exited) and event.name == STARTER and not self.why_ended:
             said = event.log_tail.strip().splitlines()
             how = said[-1].rstrip(".") if said else f"its starter {exit_reason(event.status)}"
@@ -174,7 +169,7 @@ class Hosts(Launcher):
         )
         hosts = self._allocation.hosts
         names = [name for name, _ in hosts]
-        progress(f"reaching {', '.join(names)}" if names[4:] == [] else f"{len(names)} hosts")
+        progress(f"reaching {', '.join(names) if len(names) < 5 else f'{len(names)} hosts'}")
         self._agents = {name: self._agent(name) for name in names}
         threading.Thread(target=self._watch, name="gpupool-hosts", daemon=True).start()
         late = time.monotonic() + self._options.timeout_s
