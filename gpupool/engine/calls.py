@@ -20,6 +20,8 @@ from gpupool.core.wire.invoke import invoke
 from gpupool.core.wire.replies import Reply
 from gpupool.engine.shell.cell_names import LIBRARIES
 
+WAKE = signal.SIGURG  # its handler does nothing
+_WAKE_S = 0.02, 0.1, 0.5
 _POLL_S = 0.02
 _STUB = invoke.__code__.co_filename  # under every call
 
@@ -94,6 +96,20 @@ def _send() -> None:
     assert main is not None
     _interrupted = _current
     signal.pthread_kill(main, signal.SIGINT)
+    threading.Thread(target=_wake, args=(main, _current), daemon=True).start()
+
+
+def _wake(main: int, number: int | None) -> None:
+    """Have the main thread look for signals.
+
+    One that comes between its last look and a system call (a sleep) is heard when that call ends.
+    Any other signal ends it.
+    """
+    for wait_s in _WAKE_S:
+        time.sleep(wait_s)
+        with _lock:
+            if _current == number:
+                signal.pthread_kill(main, WAKE)
 
 
 def _interrupt_later(number: int) -> None:

@@ -130,6 +130,7 @@ def _prepare() -> None:
     # stop is SIGHUP, which runs what is to run at exit.
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(calls.WAKE, lambda *_: None)
     status.install(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)

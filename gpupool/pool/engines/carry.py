@@ -123,7 +123,7 @@ class Carrier:
                 break
         else:
             raise KeyboardInterrupt("interrupted while values were sent")
-        answer = Answer[Found]("died") if asked is None else asked.result()
+        answer: Answer[Found] = Answer("died") if asked is None else asked.result()
         if answer.status == "died":
             loss = self._engines.losses.get(rank)
             raise loss.error() if loss else EngineDiedError(f"rank {rank} was restarted.")
