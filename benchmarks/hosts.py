@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 from tests.hosts.lab import ADDRESSES, HOME, Lab
 from tests.hosts.notebook import SUM, Notebook
@@ -54,7 +53,8 @@ COLUMNS = {
 
 def measure(way: str) -> dict[str, float]:
     """One way, in a new lab: key of `COLUMNS` -> seconds."""
-    with new_lab(way) as lab, closing(Notebook(lab)) as notebook:
+    shares_home = way != "ssh"  # which does not need it
+    with closing(Lab(with_slurm=shares_home)) as lab, closing(Notebook(lab)) as notebook:
         if way not in GPUPOOL:
             start = f"KIND = {way.split()[-1]!r}\n{PLAIN}"
             found = {"start": seconds(notebook, start)}
@@ -89,16 +89,6 @@ while True:
     except gpupool.GpuPoolError:  # the loss is told to what runs
         pass
 """
-
-
-@contextmanager
-def new_lab(way: str) -> Iterator[Lab]:
-    """Hosts; all with one home, but where ssh does not need it."""
-    lab = Lab(with_slurm=way != "ssh")
-    try:
-        yield lab
-    finally:
-        lab.down()
 
 
 def seconds(notebook: Notebook, source: str) -> float:

@@ -8,7 +8,7 @@ not react in `test_stubborn.py`. Shown elsewhere:
 - disk full, ports taken, torch broken, no network: `test_start.py`
 - a rank is restarted on demand, that restart cut off at any moment:
   `tests/pool/upkeep/test_restart.py`
-- out of host memory: `tests/host/test_memory.py`, `tests/host/test_agent.py`
+- out of host memory: `tests/host/test_endings.py`, `test_out_of_memory.py`
 - two pools want one GPU: `tests/core/machine/test_locks.py`, `tests/pool/processes/test_locking.py`
 - floods of output, C code that prints, fork and threads that print:
   `tests/pool/calls/test_output.py`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -12,14 +13,12 @@ from tests.hosts.lab import Lab
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """Hosts with homes of their own."""
-    lab = Lab()
-    yield lab
-    lab.down()
+    with closing(Lab()) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Lab]:
     """Hosts with one home, and Slurm."""
-    lab = Lab(with_slurm=True)
-    yield lab
-    lab.down()
+    with closing(Lab(with_slurm=True)) as lab:
+        yield lab

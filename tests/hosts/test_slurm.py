@@ -49,9 +49,21 @@ def ranks_are_on_both(notebook: Notebook) -> None:
     assert notebook.spmd(SUM) == dict.fromkeys(range(4), 4.0)
 
 
-def test_a_job_has_the_ranks_and_is_given_back(notebook: Notebook, cluster: Lab) -> None:
+def test_a_job_has_the_ranks_whose_keys_do_not_cross_the_network_and_is_given_back(
+    notebook: Notebook, cluster: Lab
+) -> None:
+    sniffer = cluster.popen("switch", sys.executable, "-c", SNIFF)
+    heard = cluster.log("switch", sys.executable)
+    until(lambda: heard.read_bytes().startswith(b"on\n"), 5.0)
     notebook.run(START)
     ranks_are_on_both(notebook)
+    sniffer.kill()
+    words = heard.read_bytes()
+    assert b'"kind": "hello"' in words  # so lines can be read
+    connection = json.loads(notebook.run("open(pool.connection_file).read()"))
+    keys = [value.encode() for name, value in connection.items() if "key" in name]
+    assert keys
+    assert not [key for key in keys if key in words]
     assert jobs(cluster) == ["RUNNING"]
     agent = cluster.parent("node2", notebook.run("pool.status().pids[2]"))
     environ = cluster.path("node2", f"/proc/{agent}/environ").read_bytes()  # what Slurm has bound
@@ -92,6 +104,9 @@ def test_the_end_of_the_job_ends_the_pool_with_that_word(
     (job,) = jobs(cluster, "%i")
     if word == "CANCELLED":
         cluster.run("login", "scancel", job)
+    else:  # the limit of a minute is announced
+        said = cluster.log("login", "notebook")
+        until(lambda: f"job {job} ends at " in said.read_text(), 10.0)
     assert 0 in ast.literal_eval(running.result()["value"])
     until(lambda: notebook.run("pool.status().state") == "broken", 5.0)
     reason = notebook.run("pool.status().reason")
@@ -110,21 +125,6 @@ def test_a_notebook_that_is_killed_leaves_nothing(
     ranks_are_on_both(notebook)
     cluster.run("login", "kill", "-9", notebook.pid)
     gone(cluster)
-
-
-def test_what_crosses_to_a_node_has_no_key(notebook: Notebook, cluster: Lab) -> None:
-    sniffer = cluster.popen("switch", sys.executable, "-c", SNIFF)
-    heard = cluster.log("switch", sys.executable)
-    until(lambda: heard.read_bytes().startswith(b"on\n"), 5.0)
-    notebook.run(START)
-    notebook.spmd(SUM)
-    sniffer.kill()
-    words = heard.read_bytes()
-    assert b'"kind": "hello"' in words  # so lines can be read
-    connection = json.loads(notebook.run("open(pool.connection_file).read()"))
-    keys = [value for name, value in connection.items() if "key" in name]
-    assert keys
-    assert not [key for key in keys if key.encode() in words]
 
 
 def test_in_a_job_of_one_s_own_no_other_is_asked_for(cluster: Lab) -> None:

@@ -134,16 +134,16 @@ def test_a_host_that_is_cut_off_is_named_and_comes_again(
     before = pids(notebook, 2, 3)
     all_there = {lab.parent("node2", before[0]), *before}
     ended, began = hanging(notebook, lab), time.time()
-    lab.cut("node2")
+    lab.cable("node2", "down")
     errors, took_s = ended(), time.time() - began
     if is_healed:
-        lab.heal("node2")
+        lab.cable("node2", "up")
         until(lambda: all(pid not in (0, *before) for pid in pids(notebook, 2, 3)), 60.0)
     else:  # its agent ends all, and the pool does not wait for ever
         until(lambda: not all_there & lab.processes("node2").keys(), 40.0)
         until(lambda: notebook.run("pool.status().state") == "broken", 60.0)
         assert "node2" in notebook.run("pool.status().reason")
-        lab.heal("node2")
+        lab.cable("node2", "up")
         notebook.run("pool.restart()")
         notebook.spmd("kept = 10 + rank if rank < 2 else None")
     assert LOST_S / 2 < took_s < 2 * LOST_S

@@ -34,50 +34,39 @@ def made(profile: str, file: str = "", **options: Any) -> Cluster:
     return cluster
 
 
-def test_hosts_with_their_ranks() -> None:
-    assert hosts_of(["a", "me@b:2"]) == [("a", None), ("me@b", 2)]
-    assert hosts_of(["4(x2),2", *"abc"]) == [("a", 4), ("b", 4), ("c", 2)]
+def test_what_is_no_host() -> None:
     for wrong in (["a", "a:2"], ["-oProxyCommand=x"], ["a:0"], ["a:b"], ["a b"], [""], []):
         with pytest.raises(OptionsError):
             hosts_of(wrong)
 
 
-def test_presets() -> None:
-    assert cluster_of(PoolOptions()) is None
-    ssh = made("ssh", hosts=("gpu1", "gpu2:4"))
-    assert (ssh.hosts, ssh.hold, ssh.is_private) == (("gpu1", "gpu2:4"), "", True)
+def test_slurm_is_asked_for_ranks_each_with_a_gpu_unless_words_say_how() -> None:
     words = ("-p", "gpu", "-t", "4:00:00")
     hold = shlex.split(made("slurm", n=16, words=words).hold)
     assert hold[:-3] == ["salloc", "-K", "-n", "16", "--gpus-per-task=1", *words]
-    assert "--gpus-per-task=1" not in made("slurm", n=2, device="cpu").hold
-    assert "--gpus-per-task=1" not in made("slurm", n=2, words=("--gres=gpu:2",)).hold
+    for options in ({"device": "cpu"}, {"words": ("--gres=gpu:2",)}):
+        assert "--gpus-per-task=1" not in made("slurm", n=2, **options).hold
     assert "TASKS" not in made("slurm", words=("-N2",)).hold
-    sky = made("sky", hosts=("2",), words=("--gpus", "H100:8"))
-    assert shlex.split(sky.hold)[4:] == ["gpupool-sky", "2", "--gpus", "H100:8"]
-    assert (sky.down, sky.cancel) == ("sky down -y gpupool-sky", "")
 
 
 def test_a_pod_for_each_host() -> None:
     cluster = made("lab", f"[lab]\nvia = 'kubernetes'\nhosts = 2\n{POD}", n=8)
     name, number, manifest, *words = shlex.split(cluster.hold)[4:]
-    assert (number, words, cluster.python) == ("2", ["--context", "lab"], "python3")
+    assert (number, words) == ("2", ["--context", "lab"])
     job = yaml.safe_load(manifest)
     assert job["metadata"] == {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (2, 2)
     (pod,) = job["spec"]["template"]["spec"]["containers"]
-    assert (pod["image"], pod["resources"]) == (
-        "registry/gpupool:1",
-        {"limits": {"nvidia.com/gpu": 4}},
-    )
+    assert pod["image"] == "registry/gpupool:1"
+    assert pod["resources"] == {"limits": {"nvidia.com/gpu": 4}}
 
 
 @pytest.mark.long
 def test_what_is_asked_for_is_a_job_of_kubernetes() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate")
-    for device in ("auto", "cpu"):
-        cluster = made("kubernetes", f"[kubernetes]\n{POD}", n=2, device=device)
-        job = yaml.safe_load(shlex.split(cluster.hold)[6])
-        kubernetes.validate(job, kubernetes.latest_version(), strict=True)
+    cluster = made("kubernetes", f"[kubernetes]\n{POD}", n=2)
+    job = yaml.safe_load(shlex.split(cluster.hold)[6])
+    kubernetes.validate(job, kubernetes.latest_version(), strict=True)
 
 
 def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +75,7 @@ def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert made("mpi", hosts=("a",)).hold == ""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
-    for cluster in (made("slurm", n=4, words=("-p", "gpu")), made("mpi"), made("ssh")):
-        assert "scontrol show hostnames" in cluster.hold
-        assert cluster.cancel == ""
+    assert "scontrol show hostnames" in made("ssh").hold
     assert "-uSLURM_GPUS_PER_TASK" in shlex.split(made("slurm").run)
 
 
@@ -109,12 +96,9 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
     [
         ("[lab]\nrum = 'x'", "'run'"),
         ("[lab]\nhosts = 'a'", "run"),
-        ("[lab]\nvia = 'ssg'", "'ssh'"),
         ("[lab]\nvia = 'ssh'", "--hosts"),
-        ("[lab]\nvia = 'ssh'\nhosts = [1]", "hosts"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a']\nn = 0", "n must"),
         ("[lab]\nvia = 'sky'\nhosts = '0'", "'0'"),
-        ("[lab]\nvia = 'ssh'\nhosts = ['a']\nenv = 'X'", "env"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a:2']\nn = 2", "n=2"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a']\nwords = ['x']", "words"),
         ("[lab]\nvia = 'ssh'\nhosts = ['a']\nports = '1'", "'42000-42040'"),
@@ -136,17 +120,11 @@ def test_what_is_wrong_in_the_file(file: str, said: str) -> None:
     assert "hunter22" not in str(caught.value).replace("hunter22 is in no table", "")
 
 
-@pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_file_that_others_can_write_runs_nothing(mode: int) -> None:
+def test_a_file_that_others_can_write_runs_nothing() -> None:
     made("ssh", "[ssh]\nhosts = ['a']")
-    Path("gpupool.toml").chmod(mode)
-    with raises(OptionsError, "chmod go-w gpupool.toml"):
-        made("ssh", hosts=("a",))
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a file to another user: needs root")
-def test_a_file_of_another_user_runs_nothing() -> None:
-    made("ssh", "[ssh]\nhosts = ['a']")
-    os.chown("gpupool.toml", 65534, -1)
-    with raises(OptionsError, "gpupool.toml"):
-        made("ssh", hosts=("a",))
+    for mode, user in (0o664, -1), (0o646, -1), (0o644, 65534):
+        if user < 0 or os.getuid() == 0:  # only root can give a file away
+            os.chown("gpupool.toml", user, -1)
+            Path("gpupool.toml").chmod(mode)
+            with raises(OptionsError, "chmod go-w gpupool.toml"):
+                made("ssh", hosts=("a",))
