@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpupool.core.errors import PoolError
-from gpupool.core.machine.topology import divide, joined, place
+from gpupool.core.machine.topology import Discovery
+from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.starter import CONNECTION_FILE
 from gpupool.pool.launchers.hosts import Agent
+from gpupool.pool.launchers.placement import Site, place_on
 from tests.support.processes import gone, until
 from tests.support.raising import raises
 
@@ -32,8 +33,7 @@ class Agents:
     def make(self, silence_s: float = 30.0, python: str = sys.executable) -> Agent:
         code = _NOISE + _IMPATIENT.format(silence_s)
         command = [python, "-c", code, "", "0", "600", "tests.host.children", ""]
-        self.ready = threading.Event()
-        agent = Agent("gpu1", command, self._note, self.ready.set)
+        agent = Agent("gpu1", command, self._note)
         self._made.append(agent)
         return agent
 
@@ -65,15 +65,14 @@ def test_it_says_what_its_host_is_and_serves_a_pool_there(agents: Agents) -> Non
     assert hello.versions["python"] == ".".join(map(str, sys.version_info[:2]))
     assert hello.num_cores >= 1
     address, port = hello.listens_at[0][1:]
-    assert agent.reach({"here": [(address, port)], "nobody": [("127.0.0.1", 1)]}).failed.keys() == {
-        "nobody"
-    }
-    agent.open({"OF_NOTEBOOK": "x"}, "the keys", "")
+    there = {"here": [("", address, port)], "nobody": [("", "127.0.0.1", 1)]}
+    assert agent.reach(there).failed.keys() == {"nobody"}
+    agent.open("the keys")
     file = Path(agent.folder, CONNECTION_FILE)
     assert file.read_text() == "the keys"
     assert file.stat().st_mode & 0o077 == 0
     pid = start_rank(agent)
-    until(lambda: "up" in (agent.log("rank 1") or ""), 10.0)
+    until(lambda: "up" in Path(agent.folder, "rank1.log").read_text(), 10.0)
     agent.look()
     until(lambda: agent._num_unheard == 0, 10.0)
     agent.stop()
@@ -84,7 +83,7 @@ def test_it_says_what_its_host_is_and_serves_a_pool_there(agents: Agents) -> Non
 def test_a_host_that_is_not_heard_is_lost_with_its_ranks(agents: Agents) -> None:
     agent = agents.make()
     agent.hello(20.0)
-    agent.open({}, "the keys", "")
+    agent.open("the keys")
     pid = start_rank(agent)
     os.kill(agent.line._process.pid, signal.SIGSTOP)
     for _ in range(6):
@@ -98,14 +97,14 @@ def test_a_host_that_is_not_heard_is_lost_with_its_ranks(agents: Agents) -> None
 def test_without_its_notebook_it_ends_and_leaves_nothing(agents: Agents) -> None:
     agent = agents.make(silence_s=0.5)
     agent.hello(20.0)
-    agent.open({}, "the keys", "")
+    agent.open("the keys")
     pid = start_rank(agent)
     until(lambda: gone(pid) and not Path(agent.folder).parent.exists(), 10.0)
 
 
 def test_one_that_cannot_start_says_why(agents: Agents) -> None:
     code = "import sys; sys.exit('connect to host gpu1 port 22: No route to host')"
-    agent = Agent("gpu1", [sys.executable, "-c", code], lambda *_: None, lambda: None)
+    agent = Agent("gpu1", [sys.executable, "-c", code], lambda *_: None)
     with raises(PoolError, "gpu1", "No route to host"):
         agent.hello(20.0)
     agent.stop()
@@ -114,15 +113,16 @@ def test_one_that_cannot_start_says_why(agents: Agents) -> None:
 def test_keys_are_not_sent_where_the_network_can_read_them(agents: Agents, tmp_path: Path) -> None:
     agent = agents.make()
     with raises(PoolError, "gpu1", "missing"):
-        agent.open({}, "", str(tmp_path / "missing"))
+        agent.open("", str(tmp_path / "missing"))
     file = tmp_path / "shared"
     file.write_text("the keys")
-    agent.open({}, "", str(file))
+    agent.open("", str(file))
     assert Path(agent.folder, CONNECTION_FILE).read_text() == "the keys"
 
 
 def test_ranks_are_numbered_host_by_host() -> None:
-    ranks = joined([place((), 2, 4), place((), 1, 4)])
+    site = Site(lambda uuids, number: [], Discovery((), ""), 4)
+    ranks = place_on(PoolOptions(n=3), [site, site]).ranks
     assert [(one.rank, one.node_rank, one.local_rank) for one in ranks] == [
         (0, 0, 0),
         (1, 0, 1),
@@ -130,4 +130,3 @@ def test_ranks_are_numbered_host_by_host() -> None:
     ]
     assert {(one.world_size, one.num_nodes) for one in ranks} == {(3, 2)}
     assert [one.local_world_size for one in ranks] == [2, 2, 1]
-    assert divide(5, 3) == [2, 2, 1]

@@ -54,16 +54,13 @@ def test_hosts_are_reached_where_they_listen_and_it_is_said_why_not() -> None:
             trying = held.enter_context(socket.socket())
             trying.setblocking(False)
             trying.connect_ex(full.getsockname())
-        there = [free.getsockname(), full.getsockname()]
-        failed = reach({"here": [at[1:] for at in listened], "there": there}, 0.3)
+        there = [("", *one.getsockname()) for one in (free, full)]
+        failed = reach({"here": listened, "there": there}, 0.3)
     assert failed == {"there": {"127.0.0.1": "connection refused", "127.0.0.2": "timed out"}}
 
 
-def test_the_network_and_the_ports_are_those_named() -> None:
+def test_the_network_is_the_one_named() -> None:
     (listener,), (at,) = listen("127.0.0.0/8")
     with listener:
         assert at == ("lo", *listener.getsockname())
-        (other,), _ = listen("127.0.0.0/8", range(at[2], at[2] + 20))  # the first one is in use
-        with other:
-            assert at[2] < other.getsockname()[1] < at[2] + 20
     assert listen("198.18.7.0/24") == ([], [])
