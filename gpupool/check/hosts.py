@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import gpupool
 from gpupool.check import cells
 from gpupool.core import errors
+from gpupool.core.machine.processes import versions
 
 STAGES = (
     *("starter", "Python and versions", "GPUs", "address", "pairs of hosts", "group"),
@@ -55,7 +56,8 @@ def _tried(name: str, place: str) -> Iterator[str]:
     with gpupool.start(name, progress=tell) as pool:
         n, hosts = pool.world_size, pool.hosts()
         yield f"{len(hosts) or 1} hosts, {n} ranks"
-        for what in ("versions", "gpus", "address"):
+        yield ", ".join(map(" ".join, versions().items()))  # on all: else there is no pool
+        for what in ("gpus", "address"):
             found = [f"{host.name}: {getattr(host, what) or 'none'}" for host in hosts]
             yield "; ".join(found) or "this machine alone"
         yield f"{len(hosts) * (len(hosts) - 1) // 2}, connected when the pool started"

@@ -106,7 +106,7 @@ def _do(request: ControlRequest[Any]) -> Any:
             return str(pool_folder() / name)
         case ReadFile(name, start, num_bytes):
             with (pool_folder() / name).open("rb") as file:
-                file.seek(start)
+                file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
                 return file.read(num_bytes)
         case RemoveFile(name):
             (pool_folder() / name).unlink(missing_ok=True)

@@ -41,7 +41,7 @@ import psutil
 
 from gpupool.core.machine import network
 from gpupool.core.machine.gpus import discover
-from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
+from gpupool.core.machine.limits import num_usable_cores
 from gpupool.core.machine.locks import ENDING_STARTER, STARTER, DeviceLocks, lock_folder
 from gpupool.core.machine.processes import die_with, set_process_name, versions
 from gpupool.core.wire import environ
@@ -51,7 +51,6 @@ from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
 _QUIET_S = 1.0  # after the last command, before what nobody waits for is done
 _SILENCE_S = 30.0  # of a client on another host, which pings: it is gone, or the network is
-_LOG_BYTES = 1 << 18
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -133,7 +132,7 @@ class Starter:
         os.write(self._line, b"\n")  # behind what a login shell may have said
         self._listeners, listens_at = network.listen(reachable)
         found, cores = asdict(discover()), num_usable_cores()
-        self._tell(lines.Hello(versions(), found, cores, little_shared_memory(), listens_at))
+        self._tell(lines.Hello(versions(), found, cores, listens_at))
 
     def _leave(self, *_: object) -> None:
         self._serving = False
@@ -171,12 +170,6 @@ class Starter:
                 self._tell(command)
             case lines.Reach(targets):
                 self._tell(lines.Reached(network.reach(targets)))
-            case lines.Log(path):
-                text = None
-                with contextlib.suppress(OSError), open(path, "rb") as log:
-                    log.seek(max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES))
-                    text = log.read(_LOG_BYTES).decode(errors="replace")
-                self._tell(lines.LogTail(text))
             case lines.Lock(devices, number, force):
                 self._tell(lines.Locked(*self._locks.take(devices, number, force)))
             case lines.Spawn() if self._pool is not None:
@@ -201,7 +194,7 @@ class Starter:
                 shutil.rmtree(Path(command.before).parent, ignore_errors=True)
             folder = tempfile.mkdtemp(prefix="pool", dir=self._folder)
             os.mkdir(f"{folder}/profile")  # where the controller runs, that makes it
-            env, why = {**self._environ, **env}, ""
+            env, why = self._environ, ""
             try:
                 text = command.connection or Path(command.connection_path).read_text()
                 Path(folder, lines.CONNECTION_FILE).write_text(text)

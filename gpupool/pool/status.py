@@ -29,7 +29,6 @@ class HostInfo:
     ranks: str
     gpus: str
     address: str
-    versions: str
     nccl: str = ""
 
 

@@ -44,7 +44,7 @@ GpuTable(gpus, {"GPU-0": "rank 0"})
 HOSTS = """
 from gpupool.notebook.pool.host_table import hosts_shown
 from gpupool.pool.status import HostInfo
-of = ("4 × NVIDIA H200", "10.1.0.1 (eth0)", "python 3.12, gpupool 0.1.0, torch 2.11.0", "Socket")
+of = ("4 × NVIDIA H200", "10.1.0.1 (eth0)", "Socket")
 hosts = [HostInfo("gpu1", "up", "0-3", *of),
          HostInfo("gpu2", "lost: has not answered for 10 s", "4-7", *of)]
 display(hosts_shown(hosts), raw=True)

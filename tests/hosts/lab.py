@@ -175,8 +175,9 @@ class Lab:
         assert not self.left(*hosts)
 
     def _things(self, host: str) -> set[str]:
-        folders = ("/tmp", "/dev/shm", "/run/lock", HOME / ".local/state/gpupool")
+        folders = ("/tmp", "/dev/shm", "/run/lock")
         files = {str(one) for folder in folders for one in self.path(host, folder).glob("*")}
+        files |= {str(one) for one in self.path(host, HOME).glob(".gpupool-*")}
         return files | {f"{pid} {words[:60]}" for pid, words in self.processes(host).items()}
 
     def cable(self, host: str, state: str) -> None:

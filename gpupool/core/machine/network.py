@@ -23,19 +23,16 @@ Listened = Sequence[tuple[str, str, int]]  # interface, address, port
 _OF_CONTAINERS = re.compile("docker|podman|lxc|virbr|veth|br-|cni|flannel|cali|vxlan|tunl")
 
 
-def listen(
-    network: str = "", ports: Sequence[int] = (0,)
-) -> tuple[list[socket.socket], list[tuple[str, str, int]]]:
+def listen(network: str = "") -> tuple[list[socket.socket], list[tuple[str, str, int]]]:
     """Listen at each IPv4 address of this machine that other hosts may reach: (interface, address,
     port).
 
     Private networks come before the internet, and fast ones before slow ones. Where there is no
-    such address, loopback is listened at: hosts may be parts of one machine.
+    such address, loopback is listened at: hosts may be parts of one machine. The kernel chooses the
+    port, as it does for gloo and NCCL: so a firewall before these is met here.
 
     Args:
         network: as "10.1.0.0/16": the addresses in it, whatever they are, and no others.
-        ports: at one of which to listen. By default the kernel chooses, as it does for gloo and
-            NCCL: so a firewall before these is met here.
     """
     stats, found = psutil.net_if_stats(), dict[str, ipaddress.IPv4Address]()
     for name, known in psutil.net_if_addrs().items():
@@ -51,21 +48,14 @@ def listen(
     names.sort(key=lambda name: (found[name].is_global, -stats[name].speed, name))
     listeners, listened = list[socket.socket](), list[tuple[str, str, int]]()
     for name in names:
-        for port in ports:
-            with contextlib.suppress(OSError):  # it is in use, or the interface has gone
-                listeners.append(socket.create_server((str(found[name]), port)))
-                listened.append((name, *listeners[-1].getsockname()))
-                break
+        with contextlib.suppress(OSError):  # the interface has gone
+            listeners.append(socket.create_server((str(found[name]), 0)))
+            listened.append((name, *listeners[-1].getsockname()))
     return listeners, listened
 
 
-def reach(
-    targets: Mapping[str, Sequence[tuple[str, int]]], timeout_s: float = 2.0
-) -> dict[str, dict[str, str]]:
-    """Try to connect to addresses of other hosts, to all of them at a time.
-
-    Args:
-        targets: host -> the (address, port) that it listens at.
+def reach(targets: Mapping[str, Listened], timeout_s: float = 2.0) -> dict[str, dict[str, str]]:
+    """Try to connect to where hosts listen, to all at a time.
 
     Returns:
         Host -> address -> why, of those that fail: "connection refused", "timed out".
@@ -78,7 +68,7 @@ def reach(
             return (error.strerror or str(error)).lower()
         return ""
 
-    places = [(host, *place) for host, at in targets.items() for place in at]
+    places = [(host, address, port) for host, at in targets.items() for _, address, port in at]
     with ThreadPoolExecutor(len(places) or 1) as threads:
         whys = threads.map(lambda one: why_not(one[1:]), places)
     failed: dict[str, dict[str, str]] = {}
@@ -115,9 +105,8 @@ def choose(
             listed = "; ".join(why[0] for why in whys.values())
             listed = listed or f"{host} has no IPv4 address for other hosts"
             raise PoolStartError(
-                f"{listed}. A firewall? Hosts of a pool connect to any port of each other, and to "
-                "`ports=` of the notebook's machine; `network=` in gpupool.toml chooses another "
-                "network."
+                f"{listed}. A firewall? Hosts of a pool, and the notebook's machine, connect to "
+                "any port of each other; `network=` in gpupool.toml chooses another network."
             )
         chosen[host] = reached[0]
     return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpupool.core.errors import PlacementError
 
@@ -192,22 +192,3 @@ def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...
         )
         for i in range(size)
     )
-
-
-def joined(hosts: Sequence[Sequence[Rank]]) -> tuple[Rank, ...]:
-    """The ranks of several hosts, each placed by itself, as those of one pool, host by host."""
-    size, num_nodes = sum(map(len, hosts)), len(hosts)
-    placed = [(node, rank) for node, ranks in enumerate(hosts) for rank in ranks]
-    return tuple(
-        replace(rank, rank=number, world_size=size, node_rank=node, num_nodes=num_nodes)
-        for number, (node, rank) in enumerate(placed)
-    )
-
-
-def divide(n: int, num_hosts: int) -> list[int]:
-    """How many of `n` ranks each host gets: as evenly as can be, the first ones more.
-
-    >>> divide(5, 2)
-    [3, 2]
-    """
-    return [n // num_hosts + (i < n % num_hosts) for i in range(num_hosts)]

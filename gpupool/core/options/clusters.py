@@ -5,6 +5,7 @@ Runs on the client. Nothing here starts anything: `pool/launchers/allocation.py`
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -56,21 +57,10 @@ class Cluster:
     """The Python of the hosts; empty: this notebook's."""
     network: str = ""
     """The network that the hosts share, as "10.1.0.0/16"; empty: what all can reach."""
-    ports: str = ""
-    """Ports to listen at, as "42000-42040", where a firewall leaves these open."""
-    env: tuple[str, ...] = ()
-    """Names or globs of variables that the hosts get from here."""
 
 
 _MORE = ("via", "words", "queue", "image")  # what a table may say beyond the fields of a cluster
-_KINDS: dict[str, tuple[type, ...]] = {  # the others are texts
-    "hosts": (list, str, int),
-    "words": (list,),
-    "env": (list,),
-    "is_private": (bool,),
-    "n": (int,),
-}
-_SAID = {str: "a text", list: "a list of texts", int: "a number above 0", bool: "true or false"}
+_KINDS: dict[str, Any] = {"hosts": list | str | int, "words": list, "is_private": bool, "n": int}
 _HOST = re.compile(r"(?!-)([\w.@%-]+)(?::([1-9]\d{0,3}))?")
 
 
@@ -124,13 +114,12 @@ def hosts_of(words: Iterable[str]) -> list[tuple[str, int | None]]:
 
 def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
     presets = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-    lists = presets.pop("inside")
     via = table.get("via") or (name if name in presets else "own")
     if via not in presets:
         raise OptionsError(f"via={via!r} is unknown. {suggest(via, presets)}")
     made = presets[via] | {key: value for key, value in table.items() if key not in _MORE}
     n, hosts = options.n or table.get("n"), options.hosts or made.pop("hosts", ())
-    words = (*table.get("words", ()), *options.words)
+    words = (*map(str, table.get("words", ())), *options.words)
     if words and "{words}" not in made.get("hold", ""):
         raise OptionsError(f"words={words}: {via} asks no scheduler for hosts.")
     # What srun would take for options is of the notebook's own step.
@@ -138,11 +127,10 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
     clean = shlex.join(["env", *(f"-u{key}" for key in own)]) if own else ""
     values = {"n": str(n or ""), "words": shlex.join(words), "clean": clean}
     values |= dict.fromkeys(("asked", "tasks", "gpus"), "")
-    variable = next(filter(os.environ.get, lists), None)
     if via in ("kubernetes", "sky"):
         values |= _counted(name, via, n, hosts, table, options.device)
-    elif not hosts and "hold" not in table and variable:
-        hosts, made["cancel"] = lists[variable], ""
+    elif not hosts and "hold" not in table and "SLURM_JOB_ID" in os.environ:
+        hosts, made["cancel"] = "scontrol show hostnames", ""
     elif hosts and "hold" in made:
         raise OptionsError(f"hosts={hosts!r}: it gets its hosts itself, leave them out.")
     elif via == "slurm" and n:
@@ -155,15 +143,15 @@ def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
         listing = f"hosts=$({hosts}) && echo gpupool ${{SLURM_JOB_ID:--}} $hosts && exec cat"
         made["hold"] = f"sh -c {shlex.quote(listing)}"
     elif "hold" not in made:
-        if any(count for _, count in hosts_of(hosts)) and n:
+        made["hosts"] = tuple(map(str, hosts))
+        if any(count for _, count in hosts_of(made["hosts"])) and n:
             raise OptionsError(f"n={n} and hosts with their ranks exclude each other.")
-        made["hosts"] = tuple(hosts)
     for key in ("hold", "run", "state", "cancel", "down"):
         made[key] = _filled(made.get(key, ""), values).strip()
         shlex.split(made[key])  # raises ValueError for half a quotation
     if not made["run"]:
         raise OptionsError("it has no `run`, the command that runs another one on {host}.")
-    return Cluster(**{**made, "name": name, "n": n, "env": tuple(table.get("env", ()))})
+    return Cluster(**{**made, "name": name, "n": n})
 
 
 def _counted(
@@ -187,29 +175,22 @@ def _counted(
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    if "{n}" in text and not values["n"]:
-        raise OptionsError("it asks for {n} ranks: say how many, as -n 8.")
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
 
 
 def _checked(table: dict[str, Any]) -> dict[str, Any]:
-    """A table in which every key is known, and its value of its kind."""
+    """A table in which every key is known, and its value of its kind: a text unless said."""
     known = [*(one.name for one in fields(Cluster) if one.name != "name"), *_MORE]
     for key, value in table.items():
-        is_value = key == "env" and "=" in str(value)
-        if is_value or not environ.inheritable({key: str(value)}):
+        if not environ.inheritable({key: str(value)}):
             raise OptionsError(
                 f"{plain(key)} has a secret, which does not belong into a file: set it in the "
                 "notebook's environment, and `%gpupool env NAME` sends it to the ranks."
             )
         refuse_unknown([key], known, of=" of a cluster")
-        kinds = _KINDS.get(key, (str,))
-        are_texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
-        if type(value) not in kinds or not are_texts or (key == "n" and value < 1):
-            raise OptionsError(f"{key} must be {' or '.join(_SAID[kind] for kind in kinds)}.")
-    for key, form in (("network", "10.1.0.0/16"), ("ports", "42000-42040")):
-        if re.sub(r"\d+", "1", table.get(key, form)) != re.sub(r"\d+", "1", form):
-            raise OptionsError(f"{key}={table[key]!r}: must be written as {form!r}.")
+        if not isinstance(value, _KINDS.get(key, str)):
+            raise OptionsError(f"{key}={plain(repr(value))} is of the wrong kind.")
+    ipaddress.IPv4Network(table.get("network", "0.0.0.0/0"), strict=False)  # raises ValueError
     return table
 
 
@@ -228,10 +209,8 @@ def _own_tables() -> tuple[Path | None, dict[str, dict[str, Any]]]:
                     f"(`chmod go-w {file}`), or remove it."
                 )
             tables = tomllib.load(opened)
-    except OSError as error:
-        raise OptionsError(f"{file} cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionsError(f"{file} is no TOML: {plain(str(error))}.") from None
+    except (OSError, ValueError) as error:
+        raise OptionsError(f"{file} cannot be read: {plain(str(error))}.") from None
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise OptionsError(f"{file}: {plain(name)} is in no table: [NAME] goes before it.")

@@ -141,7 +141,10 @@ class AppendToFile(ControlRequest[str]):
 
 @dataclass(frozen=True, slots=True)
 class ReadFile(ControlRequest[bytes]):
-    """Read so many bytes of the file of this name in the pool's private folder; less at its end."""
+    """Read so many bytes of the file of this name in the pool's private folder; less at its end.
+
+    A `start` below 0 counts from there.
+    """
 
     name: str
     start: int

@@ -20,6 +20,11 @@ def process_of(rank: int) -> str:
     return f"{_RANK}{rank}"
 
 
+def log_of(process: str) -> str:
+    """The name of its log, in the pool's folder."""
+    return f"{process.replace(' ', '')}.log"
+
+
 def rank_of(process: str) -> int | None:
     """The rank of a process of this name; None if it is of none."""
     return int(process.removeprefix(_RANK)) if process.startswith(_RANK) else None
@@ -35,8 +40,8 @@ class Open:
     `env` is the environment of all its processes. It never holds a secret. Without a folder, on
     another host than the notebook's, the starter makes one, with the connection file in it: its
     text is `connection`, or, where others could read what crosses, in the file `connection_path` of
-    a home that both hosts see. `env` adds to the starter's own environment then. The folder
-    `before` was left there by a starter of this pool that was killed.
+    a home that both hosts see. `env` is the starter's own then. The folder `before` was left there
+    by a starter of this pool that was killed.
     """
 
     folder: str
@@ -48,25 +53,15 @@ class Open:
 
 @dataclass(frozen=True)
 class Reach:
-    """Try to connect to these addresses of other hosts; answered by `Reached`.
+    """Try to connect to where hosts listen, as their `Hello`s say; answered by `Reached`."""
 
-    `targets`: name of a host -> [address, port] of each place where it listens.
-    """
-
-    targets: Mapping[str, Sequence[tuple[str, int]]]
+    targets: Mapping[str, Sequence[tuple[str, str, int]]]
 
 
 @dataclass(frozen=True)
 class Ping:
     """Both ends are there; answered by `Ping`. Who hears nothing for long takes the other for
     lost."""
-
-
-@dataclass(frozen=True)
-class Log:
-    """Send the end of the log at this path; answered by `LogTail`."""
-
-    path: str
 
 
 @dataclass(frozen=True)
@@ -111,14 +106,13 @@ class Hello:
     """What a starter on another host is: said first, and once.
 
     `versions` are those of Python, gpupool and torch ("": it is not there). `gpus` are the GPUs
-    as `Discovery` has them (`dataclasses.asdict`), `num_cores` those that the job may use, `note`
-    says what may go wrong there. It listens, until a pool is opened, at [interface, address, port].
+    as `Discovery` has them (`dataclasses.asdict`), `num_cores` those that the job may use. It
+    listens, until a pool is opened, at [interface, address, port].
     """
 
     versions: Mapping[str, str]
     gpus: Mapping[str, Any]
     num_cores: int
-    note: str
     listens_at: Sequence[tuple[str, str, int]]
 
 
@@ -135,13 +129,6 @@ class Reached:
     """What could not be reached: name of a host -> address -> why; the others could."""
 
     failed: Mapping[str, Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class LogTail:
-    """The end of a log; None: it is gone."""
-
-    text: str | None
 
 
 @dataclass(frozen=True)
@@ -189,8 +176,8 @@ class Stopped:
 
 
 Line = (
-    Open | Lock | Spawn | Kill | Stop | Reach | Ping | Log
-    | Hello | Ready | Opened | Reached | Locked | Spawned | Killed | Exited | LogTail | Stopped
+    Open | Lock | Spawn | Kill | Stop | Reach | Ping
+    | Hello | Ready | Opened | Reached | Locked | Spawned | Killed | Exited | Stopped
 )  # fmt: skip
 _KINDS: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in get_args(Line)}
 

@@ -11,40 +11,39 @@ A connection is proved once: those of other groups lead to ranks that are no mem
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from gpupool.engine.group.gloo_sockets import Ends, ends_of, gloo_connections, is_over, shut_out
 from gpupool.engine.process import this_rank
 
-_SIGNATURE_CHARS = 2 * hashlib.sha256().digest_size
+_SIGNATURE_CHARS = 64  # HMAC-SHA256, in hexadecimal digits
 _proved: set[tuple[int, Ends]] = set()  # with the inode of the socket
 
 
-def claim(key: str, who: str) -> str:
-    """What this process, `who`, says of its connections: a signature, and the ends."""
+def claim(key: str) -> str:
+    """What this process says of its connections: a signature, and the ends."""
     with gloo_connections() as connections:
         text = json.dumps([ends_of(one) for one in connections if not is_over(one)])
-    return _signature(key, who, text) + text
+    return _signature(key, text) + text
 
 
-def refuse_unclaimed(key: str, claims: Mapping[str, str]) -> None:
-    """Shut the connections whose other ends no other member has claimed.
+def refuse_unclaimed(key: str, claims: Iterable[str]) -> None:
+    """Shut the connections whose other ends no member has claimed.
 
     Args:
-        claims: who -> what he has said, which is believed if it is signed with `key`.
+        claims: what members have said, which is believed if it is signed with `key`.
 
     Raises:
         RuntimeError: there was one. It names the address.
     """
     __tracebackhide__ = True  # not the user's
     claimed: set[Ends] = set()
-    for who, said in claims.items():
+    for said in claims:
         text = said[_SIGNATURE_CHARS:]
-        true = _signature(key, who, text) + text
+        true = _signature(key, text) + text
         if hmac.compare_digest(true.encode(), said.encode()):
             claimed |= {(here, there) for there, here in json.loads(text)}
     with gloo_connections() as connections:
@@ -63,5 +62,5 @@ def refuse_unclaimed(key: str, claims: Mapping[str, str]) -> None:
         )
 
 
-def _signature(key: str, who: str, text: str) -> str:
-    return hmac.new(key.encode(), f"{who}\n{text}".encode(), "sha256").hexdigest()
+def _signature(key: str, text: str) -> str:
+    return hmac.new(key.encode(), text.encode(), "sha256").hexdigest()

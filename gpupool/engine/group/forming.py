@@ -58,7 +58,6 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
 _STORE_TIMEOUT = datetime.timedelta(minutes=5)  # what a FileStore has
 _POLL_S = 0.001
-_POLL_SERVER_S = 0.005
 
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -255,11 +254,9 @@ def refuse_strangers(store: Any, name: str, backend: str, place: int | None, siz
     if _plan is None or not _plan.key:
         gloo_sockets.refuse_strangers()
     elif place is not None and backend != "fake":
-        who = f"{_num_asked}/{name}/"
-        said = claims.claim(_plan.key, f"{who}{place}")
+        said = claims.claim(_plan.key)
         keys = _wait_for_all(store, f"gpupool/{name}/ends", place, size, said)
-        values = [store.get(key).decode(errors="replace") for key in keys]
-        others = {f"{who}{i}": value for i, value in enumerate(values) if i != place}
+        others = [store.get(key).decode(errors="replace") for key in keys]
         claims.refuse_unclaimed(_plan.key, others)
 
 
@@ -275,7 +272,7 @@ def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> li
         while not store.check(keys):
             if _give_up.is_set():
                 raise RuntimeError(_NOT_COMING)
-            time.sleep(_POLL_S if _server is None else _POLL_SERVER_S)
+            time.sleep(_POLL_S if _server is None else 5 * _POLL_S)  # all ask one
     except dist.DistNetworkError:  # rank 0, and the store with it
         raise RuntimeError(_NOT_COMING) from None
     return keys

@@ -30,7 +30,7 @@ SUMMARIES: Mapping[str, str] = {
     "restart": "Replace ranks by new ones, all of them unless named.",
     "sync": "Copy variables of one rank to the others.",
     "interrupt": "Interrupt the busy ranks; a training stops and keeps its network.",
-    "hosts": "List the hosts of the pool: ranks, GPUs, addresses, versions.",
+    "hosts": "List the hosts of the pool: ranks, GPUs, addresses.",
     "gpus": "List the GPUs of this machine and who uses them.",
     "env": "Copy environment variables and AWS logins to the ranks.",
     "log": "Show the end of a rank's log.",

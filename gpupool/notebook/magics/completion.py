@@ -58,8 +58,6 @@ def unregister(shell: Any) -> None:
 
 def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:
     """The values that may come next, and the options not yet there."""
-    if "--" in before:  # the words of another program
-        return []
     actions, may_be_option = parser.expected_after(before)
     values: list[str] = []
     for action in actions:

@@ -9,7 +9,7 @@ from gpupool.core.formatting import NONE
 from gpupool.notebook.page import markup
 from gpupool.pool.status import HostInfo
 
-_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "versions", "NCCL")
+_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "NCCL")
 
 
 def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:

@@ -10,12 +10,12 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError, as_completed
+from concurrent.futures import Future, InvalidStateError, as_completed, wait
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.formatting import format_ranks, rank_count
@@ -28,17 +28,17 @@ from gpupool.core.wire.events import from_dict
 from gpupool.core.wire.masking import Secrets, redact, redact_all
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
-from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
-from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of, rank_of
+from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt, ReadFile
+from gpupool.core.wire.starter import CONTROLLER, STARTER, log_of, process_of, rank_of
 from gpupool.pool.engines.client import EngineClient, load_ipyparallel
 from gpupool.pool.engines.iopub import unheard_output
-from gpupool.pool.launchers.base import Launcher
 from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.launchers.hosts import Hosts
 from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import Progress
 
 _CONNECT_S = 5.0
+_LOG_S, _LOG_BYTES = 5.0, 1 << 18
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
 
 
@@ -123,7 +123,7 @@ class Engines:
         self._client: EngineClient | None = None
 
     @cached_property
-    def launch(self) -> Launcher:
+    def launch(self) -> Forked:
         """What starts the processes. Made when it is first needed: wrong input starts nothing."""
         return Forked(self._on_exit)
 
@@ -136,9 +136,7 @@ class Engines:
         if cluster := cluster_of(options):
             self.launch = hosts = Hosts(cluster, options, self._on_exit)
             return hosts.place(progress)
-        return place_ranks(
-            options, lambda uuids, n: cast(Forked, self.launch).lock_gpus(uuids, n, options.force)
-        )
+        return place_ranks(options, lambda uuids, n: self.launch.lock_gpus(uuids, n, options.force))
 
     def start(self, ranks: Sequence[Rank], progress: Progress) -> None:
         """Start one engine per rank and connect to them.
@@ -227,11 +225,18 @@ class Engines:
                     self._engines[rank].loss = None
 
     def log(self, rank: int) -> str:
-        """The log of a rank's engine so far."""
-        text = self.launch.log(process_of(rank))
-        if text is None:
-            return "the log was removed, with the pool's private folder or from it.\n"
-        return redact(text, self.secrets)
+        """The end of the log of a rank's engine; one on another host sends it itself."""
+        name, found = log_of(process_of(rank)), None
+        if self.host_of(rank):
+            asked = self.control(ReadFile(name, -_LOG_BYTES, _LOG_BYTES), [rank])
+            for answer in wait(asked.values(), _LOG_S).done:
+                found = answer.result().found
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                found = Path(self.launch.folder, name).read_bytes()
+        if found is None:
+            return "there is no log: it was removed, with the pool's folder, or the rank is lost.\n"
+        return redact(str(found, errors="replace"), self.secrets)  # bytes, or a view of some
 
     # ---- what is asked of them -----------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import re
@@ -66,12 +67,11 @@ class Allocation:
                     f"{cluster.name}: {word} is not on this machine's PATH: start the notebook "
                     "where it is, as on a login node."
                 )
-        self._output = -1
+        self._output = io.FileIO(os.memfd_create("gpupool-hold"))
         if not cluster.hold:
             self._gone.set()
             self.hosts = hosts_of(cluster.hosts)
             return
-        self._output = os.memfd_create("gpupool-hold")
         threading.Thread(target=self._hold, name="gpupool-hold", daemon=True).start()
         try:
             self.hosts = hosts_of(self._wait(say, is_stopped))
@@ -89,9 +89,8 @@ class Allocation:
     def close(self) -> None:
         """Give the hosts back; may be called again. After an interrupt it goes on without us."""
         self._closing.set()
-        if self._gone.wait(4 * _END_S) and self._output >= 0:
-            os.close(self._output)
-            self._output = -1
+        if self._gone.wait(4 * _END_S):
+            self._output.close()
 
     def _wait(self, say: Progress, is_stopped: Callable[[], bool]) -> list[str]:
         """The hosts, as what holds them says."""
@@ -197,8 +196,8 @@ class Allocation:
 
     def _said(self) -> str:
         """The end of what `hold` has said."""
-        start = max(0, os.fstat(self._output).st_size - _TAIL_BYTES)
-        return os.pread(self._output, _TAIL_BYTES, start).decode(errors="replace")
+        start = max(0, os.fstat(self._output.fileno()).st_size - _TAIL_BYTES)
+        return os.pread(self._output.fileno(), _TAIL_BYTES, start).decode(errors="replace")
 
     def _last_words(self) -> str:
         """What is wrong, in the scheduler's words; else what it has said last."""

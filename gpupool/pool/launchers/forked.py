@@ -16,15 +16,23 @@ from gpupool.core.wire import environ
 from gpupool.core.wire import starter as lines
 from gpupool.core.wire.starter import CONTROLLER
 from gpupool.pool.launchers import starter
-from gpupool.pool.launchers.base import DIE_S, Launcher, OnExit
+from gpupool.pool.launchers.base import OnExit
 from gpupool.pool.launchers.processes import Processes, free_ports
+from gpupool.pool.status import HostInfo
 
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
-_HERE = "127.0.0.1"
 
 
-class Forked(Processes, Launcher):
-    """Forked by the starter of this host."""
+class Forked(Processes):
+    """Forked by the starter of this host; what a pool asks of who starts its processes.
+
+    `client_file` is what a client needs to connect to the controller, which engines find at
+    `address`. When `preloaded` is set, engines can be started without waiting for torch. `down` is
+    the command line that ends machines which outlast the pool, if they do.
+    """
+
+    address = "127.0.0.1"
+    down = ""
 
     def __init__(self, on_exit: OnExit) -> None:
         self._starter = starter.take()
@@ -38,6 +46,7 @@ class Forked(Processes, Launcher):
         *self._ports, self._master_port = free_ports(_CONTROLLER_PORTS + 1)
 
     def is_controller_up(self) -> bool:
+        """Whether its files are there, to the last byte."""
         with contextlib.suppress(FileNotFoundError, ValueError):  # half of one may be there
             for file in (self.client_file, self.engine_file):
                 json.loads(file.read_text())
@@ -45,33 +54,35 @@ class Forked(Processes, Launcher):
         return False
 
     def require_folder(self) -> None:
+        """Raise PoolError if the folder was removed."""
         if not self.client_file.exists():
             raise PoolError(
                 f"the pool's private folder, {self.folder}, was removed, perhaps by a cleaner of "
                 "temporary files. `%gpupool stop`, then `%gpupool start`, makes a new pool."
             )
 
-    def start_controller(self, address: str = _HERE, ports: Sequence[int] = ()) -> None:
-        """Start ipyparallel's controller, which engines find at this address; returns at once."""
-        listed = ",".join(map(str, ports or self._ports))
-        arguments = [f"--ports={listed}", f"--IPController.engine_ip={address}"]
+    def folder_of(self, rank: int) -> str:
+        """The pool's private folder on the host of a rank."""
+        return self.folder
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """The hosts as they are now; none where all processes are on this one."""
+        return ()
+
+    def start_controller(self) -> None:
+        """Start ipyparallel's controller; returns at once."""
+        ports = ",".join(map(str, self._ports))
+        arguments = [f"--ports={ports}", f"--IPController.engine_ip={self.address}"]
         self._spawn(CONTROLLER, "gpupool.host.controller:main", arguments, {}, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
-        self.fork_engines(ranks, str(self.engine_file), (_HERE, self._master_port))
+        """Start an engine for each of these ranks, new ones too; returns at once."""
+        self.fork_engines(ranks, str(self.engine_file), (self.address, self._master_port))
 
-    def stop(self, *, for_good: bool = False) -> None:
-        if self._released or not self._starter.is_ours:
-            return
-        self._released = True
-        if not for_good and self.preloaded.is_set():
-            self._starter.command(lines.Stop())
-            if self._stopped.wait(DIE_S):
-                self._starter.listen(lambda event: None)  # it would keep this pool in memory
-                starter.give_back(self._starter)
-                return
-        self._stopped.set()
-        self._starter.close()
+    def _give_back(self) -> bool:
+        self.line.listen(lambda event: None)  # it would keep this pool in memory
+        starter.give_back(self._starter)
+        return True
 
     def _starter_ended(self) -> None:
         # Its children have died with it, and not what they had started.

@@ -6,31 +6,30 @@ they connect is its line. Both ends ping: a host that is not heard is lost.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from random import SystemRandom
 
 from gpupool.core.errors import PlacementError, PoolError, PoolStartError
-from gpupool.core.formatting import format_ranks, rank_count
+from gpupool.core.formatting import format_ranks
 from gpupool.core.machine import network
 from gpupool.core.machine.processes import command_for, versions
 from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, Rank
 from gpupool.core.options.clusters import Cluster
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.core.wire import environ
 from gpupool.core.wire import starter as lines
-from gpupool.core.wire.starter import STARTER, process_of, rank_of
+from gpupool.core.wire.starter import STARTER, process_of
 from gpupool.pool.launchers.allocation import Allocation
-from gpupool.pool.launchers.base import DIE_S, Launcher, OnExit, exit_reason
+from gpupool.pool.launchers.base import OnExit, exit_reason
 from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.launchers.line import Line
 from gpupool.pool.launchers.placement import Placement, Site, place_on
@@ -43,7 +42,6 @@ _PING_S = 2.0
 _SILENCE_S = 10.0  # then a host is lost; ssh itself takes 8 s to notice a cut cable, srun 33 s
 _RETURN_S = 60.0  # for a host to come back
 _TRY_AGAIN_S = 2.0
-_PORTS = range(10_000, 32_000)
 _HERE = "the notebook's machine"
 
 
@@ -55,13 +53,11 @@ class Agent(Processes):
         name: str,
         command: Sequence[str],
         on_exit: OnExit,
-        on_ready: Callable[[], None],
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.who = f"host {name}"
         self.ranks: set[int] = set()
         self._num_unheard = 0  # pings, since it was heard last
-        self._on_ready = on_ready
         super().__init__(Line(command, env), on_exit)
 
     @property
@@ -72,17 +68,16 @@ class Agent(Processes):
     def hello(self, limit_s: float) -> lines.Hello:
         """What it says of its host; a PoolError says why it does not."""
         self._wait(lambda: lines.Hello in self._answers, "does not answer", limit_s)
-        hello = self._answers[lines.Hello]
-        assert isinstance(hello, lines.Hello)
+        hello: lines.Hello = self._answers[lines.Hello]
         return hello
 
-    def reach(self, targets: dict[str, list[tuple[str, int]]]) -> lines.Reached:
-        """Try to connect to other hosts from there."""
+    def reach(self, targets: Mapping[str, network.Listened]) -> lines.Reached:
+        """Try to connect to hosts from there."""
         return self._ask(lines.Reach(targets), lines.Reached, "does not answer")
 
-    def open(self, variables: dict[str, str], text: str, path: str, before: str = "") -> None:
+    def open(self, text: str, path: str = "", before: str = "") -> None:
         """Have it make the pool's folder, with the connection file in it; see `lines.Open`."""
-        command = lines.Open("", variables, text, path, before)
+        command = lines.Open("", {}, text, path, before)
         opened = self._ask(command, lines.Opened, "made no folder")
         if opened.why:
             raise PoolError(
@@ -102,21 +97,6 @@ class Agent(Processes):
             self._num_unheard += 1
             self.line.command(lines.Ping())
 
-    def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
-        ranks = list(ranks)
-        self.ranks |= {rank.rank for rank in ranks}
-        super().fork_engines(ranks, file, master)
-
-    def stop(self) -> None:
-        """End every process there."""
-        if not self._released and self.line.is_ours:
-            self._released = True
-            if self.line.preloaded.is_set() and not self.is_lost:
-                self.line.command(lines.Stop())
-                self._stopped.wait(DIE_S)
-            self._stopped.set()
-            self.line.close()
-
     def _on_event(self, event: lines.Line) -> None:
         self._num_unheard = 0
         if isinstance(event, lines.Exited) and event.name == STARTER and not self.why_ended:
@@ -124,8 +104,6 @@ class Agent(Processes):
             how = said[-1].rstrip(".") if said else f"its starter {exit_reason(event.status)}"
             self.why_ended = f"cannot be used: {how}"
         super()._on_event(event)
-        if isinstance(event, lines.Ready):
-            self._on_ready()
 
     def _report(self, event: lines.Exited) -> None:
         if event.name != STARTER:
@@ -134,27 +112,19 @@ class Agent(Processes):
             self._on_exit(process_of(rank), f"was lost: {self.who} {self.why_ended}", "")
 
 
-class Hosts(Launcher):
-    """An agent on each host, which the cluster's command lines start.
+class Hosts(Forked):
+    """The controller here, and an agent on each host, which the cluster's command lines start.
 
     The end of their job is reported as that of a process, "job 4711".
     """
 
     def __init__(self, cluster: Cluster, options: PoolOptions, on_exit: OnExit) -> None:
-        self._cluster, self._on_exit = cluster, on_exit
+        super().__init__(on_exit)
+        self._cluster, self.down = cluster, cluster.down
         self._options = replace(options, n=cluster.n)  # which a table may say
-        self._here = Forked(on_exit)
-        self.pids = self._here.pids  # of all hosts
-        self.folder, self.client_file = self._here.folder, self._here.client_file
-        self.preloaded, self.down = threading.Event(), cluster.down
         self._agents: dict[str, Agent] = {}
         self._ranks: tuple[Rank, ...] = ()
-        self._over = threading.Event()
-        self._job_ended = False
-        self._address = ""  # of this host, for the others
-        self._master_port = SystemRandom().choice(_PORTS)  # for users' scripts
-        first, _, last = cluster.ports.partition("-")
-        self._ports = range(int(first), int(last or first) + 1) if first else ()
+        self._over = threading.Event()  # no host comes back
         self._allocation: Allocation | None = None
 
     def place(self, progress: Progress) -> Placement:
@@ -162,57 +132,38 @@ class Hosts(Launcher):
 
         Raises:
             OptionsError, PlacementError: as `placement.place_ranks`.
-            PoolStartError: a host cannot be reached, or has other versions.
+            PoolError: a host cannot be reached, or has other versions.
         """
         self._allocation = Allocation(
             self._cluster, progress, self._over.is_set, self._note_end, NoticeLines()
         )
         hosts = self._allocation.hosts
-        names = [name for name, _ in hosts]
-        progress(f"reaching {', '.join(names) if len(names) < 5 else f'{len(names)} hosts'}")
-        self._agents = {name: self._agent(name) for name in names}
+        progress(f"reaching {len(hosts)} hosts")
+        self._agents = {name: self._agent(name) for name, _ in hosts}
         threading.Thread(target=self._watch, name="gpupool-hosts", daemon=True).start()
         late = time.monotonic() + self._options.timeout_s
-        try:
-            hellos = {
-                name: agent.hello(late - time.monotonic()) for name, agent in self._agents.items()
-            }
-            for name, hello in hellos.items():
-                _check_versions(name, hello)
-            addresses = self._addresses(hellos)
-        except PoolError as error:
-            raise PoolStartError(str(error)) from None
-        _, self._address = addresses.pop(_HERE)
-        sites = [
-            self._site(name, hellos[name], num_ranks, *addresses[name]) for name, num_ranks in hosts
-        ]
+        hellos = {n: agent.hello(late - time.monotonic()) for n, agent in self._agents.items()}
+        for name, hello in hellos.items():
+            _check_versions(name, hello)
+        addresses = self._addresses(hellos)
+        _, self.address = addresses.pop(_HERE)
+        sites = []
+        for name, num_ranks in hosts:
+            lock = partial(self._agents[name].lock_gpus, force=self._options.force)
+            found, cores = _discovery(hellos[name]), hellos[name].num_cores
+            sites.append(Site(lock, found, cores, name, *addresses[name], num_ranks))
         placement = place_on(self._options, sites)
         self._ranks = placement.ranks
-        progress(f"starting {rank_count(len(self._ranks))} on {len(names)} hosts")
         return placement
 
     # ---- what a pool asks of its launcher ------------------------------------------------
 
-    def is_controller_up(self) -> bool:
-        return self._here.is_controller_up()
-
-    def require_folder(self) -> None:
-        self._here.require_folder()
-
     def folder_of(self, rank: int) -> str:
         return self._agents[self._ranks[rank].host].folder
 
-    def log(self, name: str) -> str | None:
-        rank = rank_of(name)
-        of = self._here if rank is None else self._agents[self._ranks[rank].host]
-        return of.log(name)
-
-    def start_controller(self) -> None:
-        self._here.start_controller(self._address, self._ports)
-
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         late = time.monotonic() + self._options.timeout_s
-        while not self._here.is_controller_up() and time.monotonic() < late:
+        while not self.is_controller_up() and time.monotonic() < late:
             time.sleep(0.01)
         for name, there in _by_host(ranks).items():
             if self._agents[name].is_lost:
@@ -220,6 +171,7 @@ class Hosts(Launcher):
             agent = self._agents[name]
             if not agent.folder:
                 self._open(agent)
+            agent.ranks |= {one.rank for one in there}
             file = f"{agent.folder}/{lines.CONNECTION_FILE}"
             agent.fork_engines(there, file, (self._ranks[0].address, self._master_port))
 
@@ -229,26 +181,22 @@ class Hosts(Launcher):
                 self._agents[name].kill_engines([one.rank for one in there], waits=waits)
 
     def hosts(self) -> Sequence[HostInfo]:
-        """What is known of each host."""
         found = []
         for name, there in _by_host(self._ranks).items():
             agent = self._agents[name]
-            state, versions = f"lost: {agent.why_ended}", dict[str, str]()
-            if not agent.is_lost:
-                state, versions = "up", dict(agent.hello(0).versions)
+            state = f"lost: {agent.why_ended}" if agent.is_lost else "up"
             ranks = format_ranks(one.rank for one in there)
             gpus = Counter(one.gpu.name for one in there if one.gpu)
             counted = ", ".join(f"{number} × {gpu}" for gpu, number in gpus.items())
             address = f"{there[0].address} ({there[0].interface})"
-            of_all = ", ".join(map(" ".join, versions.items()))
-            found.append(HostInfo(name, state, ranks, counted, address, of_all))
+            found.append(HostInfo(name, state, ranks, counted, address))
         return found
 
     def stop(self, *, for_good: bool = False) -> None:
         self._over.set()
         with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(Agent.stop, self._agents.values()))
-        self._here.stop(for_good=for_good)
+        super().stop(for_good=for_good)
         if self._allocation is not None:
             self._allocation.close()
 
@@ -260,53 +208,34 @@ class Hosts(Launcher):
         command = [*starter, self._cluster.network, "0", *ARGUMENTS]
         assert self._allocation is not None
         wrapped, env = self._allocation.wrapped(name, command), self._allocation.environment
-        agent = Agent(name, wrapped, self._on_exit, self._note_ready, env)
+        agent = Agent(name, wrapped, self._on_exit, env)
         agent.pids = self.pids
         return agent
 
-    def _addresses(self, hellos: dict[str, lines.Hello]) -> dict[str, tuple[str, str]]:
-        """Name of a host -> interface and address of it that all others reach."""
-        listeners, here = network.listen(self._cluster.network, self._ports or (0,))
+    def _addresses(self, hellos: Mapping[str, lines.Hello]) -> dict[str, tuple[str, str]]:
+        """Name of a host -> interface and address of it that all reach."""
+        listeners, here = network.listen(self._cluster.network)
         listens = {_HERE: here, **{name: hello.listens_at for name, hello in hellos.items()}}
-        at = {
-            name: [(address, port) for _, address, port in places]
-            for name, places in listens.items()
-        }
         try:
             with ThreadPoolExecutor(len(hellos)) as threads:
-                reached = threads.map(
-                    lambda name: self._agents[name].reach(
-                        {other: places for other, places in at.items() if other != name}
-                    ),
-                    hellos,
-                )
+                reached = threads.map(lambda name: self._agents[name].reach(listens), hellos)
                 failed = {name: one.failed for name, one in zip(hellos, reached, strict=True)}
         finally:
             for listener in listeners:
                 listener.close()
         return network.choose(listens, failed)
 
-    def _site(
-        self, name: str, hello: lines.Hello, num_ranks: int | None, interface: str, address: str
-    ) -> Site:
-        agent, force = self._agents[name], self._options.force
-        return Site(
-            lambda uuids, number: agent.lock_gpus(uuids, number, force),
-            _discovery(hello),
-            hello.num_cores,
-            name,
-            address,
-            interface,
-            num_ranks,
-            hello.note,
-        )
-
     def _open(self, agent: Agent, before: str = "") -> None:
         """Have an agent make the pool's folder; keys cross only what nobody can read."""
-        variables = environ.inheritable(environ.select(self._cluster.env, os.environ))
-        text = self._here.engine_file.read_text()
-        with _shared_file("" if self._cluster.is_private else text) as path:
-            agent.open(variables, "" if path else text, path, before)
+        text = self.engine_file.read_text()
+        if self._cluster.is_private:
+            agent.open(text, before=before)
+        else:
+            # mkstemp(3): for this user alone, on whatever host the home is seen
+            with tempfile.NamedTemporaryFile("w", prefix=".gpupool-", dir=Path.home()) as file:
+                file.write(text)
+                file.flush()
+                agent.open("", file.name, before)
 
     def _bring_back(self, name: str) -> None:
         """Reach a host again that was lost, with all that its ranks need but themselves.
@@ -314,21 +243,18 @@ class Hosts(Launcher):
         Raises:
             PoolError: it does not come back in time, or not as it was.
         """
-        ranks = _by_host(self._ranks)[name]
-        uuids = [one.gpu.uuid for one in ranks if one.gpu]
+        gpus = [one.gpu.uuid for one in self._ranks if one.host == name and one.gpu]
         before = self._agents[name].folder
         late = time.monotonic() + _RETURN_S
         while True:
             self._agents[name].stop()
-            if self._job_ended or self._over.is_set():
+            if self._over.is_set():
                 raise PoolError(f"host {name} is gone.")
             agent = self._agents[name] = self._agent(name)
             try:
-                hello = agent.hello(max(1.0, min(_SILENCE_S, late - time.monotonic())))
-                if ranks[0].address not in [address for _, address, _ in hello.listens_at]:
-                    raise PoolError(f"host {name} has no longer the address {ranks[0].address}.")
-                if uuids:  # those that its last agent may still have, for a moment
-                    agent.lock_gpus(uuids, len(uuids), self._options.force)
+                agent.hello(max(1.0, min(_SILENCE_S, late - time.monotonic())))
+                # its last agent may still have them, for a moment
+                agent.lock_gpus(gpus, len(gpus), self._options.force)
                 return self._open(agent, before)
             except (PoolError, PlacementError):
                 if time.monotonic() > late:
@@ -341,23 +267,17 @@ class Hosts(Launcher):
                 if not agent.is_lost:
                     agent.look()
 
-    def _note_ready(self) -> None:
-        if all(agent.line.preloaded.is_set() for agent in self._agents.values()):
-            self.preloaded.set()
-
     def _note_end(self, words: str) -> None:
         """The job has ended, and nobody here has ended it."""
-        self._job_ended = True
         if not self._over.is_set():
-            job, ended, how = words.partition(" ended")
-            self._on_exit(job, f"{ended.strip() or 'has ended'}{how}", "")
+            self._over.set()
+            job, _, how = words.partition(" ended")
+            self._on_exit(job, f"ended{how}", "")
 
 
 def _by_host(ranks: Iterable[Rank]) -> dict[str, list[Rank]]:
-    found: dict[str, list[Rank]] = {}
-    for rank in ranks:
-        found.setdefault(rank.host, []).append(rank)
-    return found
+    """Host -> its ranks, of some in their order."""
+    return {host: list(there) for host, there in groupby(ranks, attrgetter("host"))}
 
 
 def _discovery(hello: lines.Hello) -> Discovery:
@@ -374,26 +294,7 @@ def _check_versions(name: str, hello: lines.Hello) -> None:
     for package, version in versions().items():
         there = hello.versions.get(package)
         if there != version:
-            has = f"{package} {there}" if there else f"no {package}"
             raise PoolStartError(
-                f"host {name} has {has}, and this notebook {package} {version}. They have to be "
-                "the same: `python` in gpupool.toml names the Python of the hosts."
+                f"{package}: host {name} has {there or 'none'}, and this notebook {version}. They "
+                "have to be the same: `python` in gpupool.toml names the Python of the hosts."
             )
-
-
-@contextmanager
-def _shared_file(text: str) -> Iterator[str]:
-    """The path of a file with this text in the user's home, for as long as it is read; "" of none.
-
-    Nobody else can read it, on whatever host the home is seen.
-    """
-    if not text:
-        yield ""
-        return
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "gpupool"
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as folder:  # mkdtemp(3): for this user alone
-        path = Path(folder, lines.CONNECTION_FILE)
-        path.touch(0o600)
-        path.write_text(text)
-        yield str(path)

@@ -48,11 +48,6 @@ class Line:
             self._reader.start()
 
     @property
-    def is_there(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    @property
     def is_ours(self) -> bool:
         """Whether this process has started it; a child that the notebook forks has no say."""
         return os.getpid() == self._client_pid

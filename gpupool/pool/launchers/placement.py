@@ -9,12 +9,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 from gpupool.core.errors import OptionsError, PlacementError
 from gpupool.core.machine.gpus import discover, other_users
 from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
-from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, divide, joined, place
+from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place
 from gpupool.core.options.pool_options import PoolOptions
 
 
@@ -39,7 +39,7 @@ class Placement:
 class Site:
     """A host where ranks can be placed: what it has, and how its GPUs are locked.
 
-    `name`, `address` and `interface` are those of `Rank`; `num_ranks` is how many it is to have, if
+    `name`, `interface` and `address` are those of `Rank`; `num_ranks` is how many it is to have, if
     that is decided; `note` says what may go wrong there.
     """
 
@@ -47,19 +47,13 @@ class Site:
     found: Discovery
     num_cores: int
     name: str = ""
-    address: str = ""
     interface: str = ""
+    address: str = ""
     num_ranks: int | None = None
     note: str = ""
 
 
-def place_ranks(
-    options: PoolOptions,
-    lock: Callable[[Sequence[str], int], list[str]],
-    *,
-    found: Discovery | None = None,
-    num_cores: int | None = None,
-) -> Placement:
+def place_ranks(options: PoolOptions, lock: Callable[[Sequence[str], int], list[str]]) -> Placement:
     """Place the ranks that `options` ask for on this host and lock their GPUs.
 
     Without `gpus=` every usable GPU is a candidate, so that `n` ranks find `n` free ones. The GPUs
@@ -69,19 +63,14 @@ def place_ranks(
     Args:
         lock: called once, if a GPU is to be used, as the last thing that can fail: (UUIDs, number)
             -> the `number` of these GPUs, in order, that are now locked for this pool.
-        found: the GPUs of this machine; None asks the driver.
-        num_cores: cores to divide among the ranks; None asks the system.
 
     Raises:
         PlacementError: a GPU that was asked for is not there, cannot be used, is in use, or is
             locked.
         OptionsError: `backend="nccl"` and not every rank gets a GPU that NCCL takes.
     """
-    if found is None and options.device != "cpu":
-        found = discover()
-    cores = num_usable_cores() if num_cores is None else num_cores
-    site = Site(lock, found or Discovery((), ""), cores, note=little_shared_memory())
-    return place_on(options, [site])
+    found = Discovery((), "") if options.device == "cpu" else discover()
+    return place_on(options, [Site(lock, found, num_usable_cores(), note=little_shared_memory())])
 
 
 def place_on(options: PoolOptions, sites: Sequence[Site]) -> Placement:
@@ -100,13 +89,12 @@ def place_on(options: PoolOptions, sites: Sequence[Site]) -> Placement:
         raise OptionsError(
             f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'."
         )
-    placed = []
-    for site, gpus, size in zip(sites, usable, sizes, strict=True):
-        chosen = _locked(options, site, gpus, size)
-        place_there = partial(
-            replace, host=site.name, address=site.address, interface=site.interface
-        )
-        placed.append([*map(place_there, place(chosen, size, site.num_cores))])
+    ranks: list[Rank] = []
+    for node, (site, gpus, size) in enumerate(zip(sites, usable, sizes, strict=True)):
+        at: dict[str, Any] = {"world_size": sum(sizes), "num_nodes": len(sites), "node_rank": node}
+        at |= {"host": site.name, "address": site.address, "interface": site.interface}
+        there, first = place(_locked(options, site, gpus, size), size, site.num_cores), len(ranks)
+        ranks += [replace(one, rank=first + one.rank, **at) for one in there]
     notes = [
         f"{site.name} has no GPU that can be used ({found.why_none}): its ranks do not train."
         for site, found, gpus in zip(sites, founds, usable, strict=True)
@@ -114,7 +102,7 @@ def place_on(options: PoolOptions, sites: Sequence[Site]) -> Placement:
     ]
     on_gpus = map(min, sizes, map(len, usable))
     notes += [_at(site, site.note) for site, n in zip(sites, on_gpus, strict=True) if n > 1]
-    return _with_backends(options.backend, joined(placed), why_cpu, notes)
+    return _with_backends(options.backend, tuple(ranks), why_cpu, notes)
 
 
 def _sizes(
@@ -124,7 +112,8 @@ def _sizes(
     if options.n and any(site.num_ranks is None for site in sites):
         if options.n < len(sites):
             raise OptionsError.of("n", options.n, f"there are {len(sites)} hosts; name fewer.")
-        return divide(options.n, len(sites))
+        least, more = divmod(options.n, len(sites))  # the first ones have one more
+        return [least + (i < more) for i in range(len(sites))]
     return [site.num_ranks or len(gpus) or 2 for site, gpus in zip(sites, usable, strict=True)]
 
 

@@ -50,18 +50,12 @@ class Processes:
         self._running: set[str] = set()
         self._unanswered = 0  # `Kill`s
         self._changed = threading.Condition()
-        self._answers: dict[type[Any], lines.Line] = {}  # the last one of each kind
+        self._answers: dict[type[Any], Any] = {}  # the last one of each kind
         self._asking = threading.Lock()
         self.why_ended = ""  # if the starter did, unasked
         self._stopped = threading.Event()
         self._released = False  # the starter is no longer ours
         line.listen(self._on_event)
-
-    def log(self, name: str) -> str | None:
-        """The end of a process's log; None: it is gone."""
-        with suppress(PoolError):  # the host is lost, or the pool stopped
-            return self._ask(lines.Log(self._log_path(name)), lines.LogTail, "sent no log").text
-        return None
 
     def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
         """Lock `number` of these GPUs for the pool, and say which; PlacementError names owners."""
@@ -104,6 +98,22 @@ class Processes:
                 "could not end the engines",
             )
 
+    def stop(self, *, for_good: bool = False) -> None:
+        """End every process; `for_good`: the starter as well, at once. May be called again."""
+        if self._released or not self.line.is_ours:
+            return
+        self._released = True
+        if not for_good and self.line.preloaded.is_set():
+            self.line.command(lines.Stop())
+            if self._stopped.wait(DIE_S) and self._give_back():
+                return
+        self._stopped.set()
+        self.line.close()
+
+    def _give_back(self) -> bool:
+        """Keep the starter for another pool; returns whether that can be done."""
+        return False
+
     def _spawn(
         self,
         name: str,
@@ -115,10 +125,8 @@ class Processes:
         if self._released:  # the starter may have another pool by now
             raise PoolError("the pool was stopped.")
         arguments = [*argv, f"--profile-dir={self.folder}/profile"]
-        self.line.command(lines.Spawn(name, target, arguments, env, self._log_path(name), defaults))
-
-    def _log_path(self, name: str) -> str:
-        return f"{self.folder}/{name.replace(' ', '')}.log"
+        log = f"{self.folder}/{lines.log_of(name)}"
+        self.line.command(lines.Spawn(name, target, arguments, env, log, defaults))
 
     def _ask(self, command: lines.Line, kind: type[_Answer], failure: str) -> _Answer:
         """The starter's answer to a command."""
@@ -126,8 +134,7 @@ class Processes:
             self._answers.pop(kind, None)
             self.line.command(command)
             self._wait(lambda: kind in self._answers, failure)
-            answer = self._answers[kind]
-            assert isinstance(answer, kind)
+            answer: _Answer = self._answers[kind]
             return answer
 
     def _wait(self, holds: Callable[[], bool], failure: str, limit_s: float = _ANSWER_S) -> None:

@@ -67,7 +67,7 @@ class Starter(Line):
     @property
     def is_usable(self) -> bool:
         """Whether it and its folder are there, and it has what the environment says now."""
-        is_there = self.is_there and self.folder.is_dir()
+        is_there = self._process.poll() is None and self.folder.is_dir()
         return is_there and self._read_at_start == _read_at_start()
 
     def _ended(self) -> None:

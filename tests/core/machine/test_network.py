@@ -25,12 +25,9 @@ def test_the_first_address_is_chosen_that_all_others_reach_or_why_not_is_said() 
         choose({**TWO, "gpu2": []}, {})
 
 
-def test_the_network_and_the_ports_are_those_named() -> None:
+def test_the_network_is_the_one_named() -> None:
     (listener,), (at,) = listen("127.0.0.0/8")
     with listener:
         assert at == ("lo", *listener.getsockname())
         assert reach({"here": [at[1:]]}) == {}
-        (other,), _ = listen("127.0.0.0/8", range(at[2], at[2] + 20))  # the first one is in use
-        with other:
-            assert at[2] < other.getsockname()[1] < at[2] + 20
     assert listen("198.18.7.0/24") == ([], [])

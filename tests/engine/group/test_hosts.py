@@ -89,7 +89,7 @@ def robbed(rank: int) -> str:
     if rank == 2:  # he has all that the network shows, and a key of his own
         store = dist.PrefixStore(plan.store, forming._meet(plan.store))  # type: ignore[attr-defined]
         forming._torch_init("gloo", store=store, rank=1, world_size=2)
-        store.set("gpupool//ends/1", claims.claim("00" * 32, "0//1"))
+        store.set("gpupool//ends/1", claims.claim("00" * 32))
     if rank != 0:
         return ""
     said = error_of(lambda: forming.connect(plan, replace(here, world_size=2)))

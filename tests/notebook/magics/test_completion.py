@@ -24,7 +24,6 @@ WORDS: Words = {
     ("line", "words"),
     [
         ("%gpupool st", ["status", "start", "stop"]),
-        ("%gpupool start slurm -- -", []),  # words of another program
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
         ("%gpupool start --env --b", []),  # a name has to come first
         ("%gpupool start --cpu --c", []),  # an option is offered once

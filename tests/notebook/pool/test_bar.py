@@ -13,16 +13,15 @@ from gpupool.notebook.pool.bar import (
     status_text,
 )
 from gpupool.notebook.pool.host_table import hosts_shown
-from gpupool.pool.launchers.placement import place_ranks
+from gpupool.pool.launchers.placement import Site, place_on
 from gpupool.pool.status import HostInfo, PoolStatus
 
 TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], None)
 
 
 def status(found: Discovery, n: int | None = None) -> PoolStatus:
-    placement = place_ranks(
-        PoolOptions(n=n), lambda uuids, number: list(uuids[:number]), found=found, num_cores=8
-    )
+    site = Site(lambda uuids, number: list(uuids[:number]), found, num_cores=8)
+    placement = place_on(PoolOptions(n=n), [site])
     return PoolStatus(
         state="idle",
         reason="",
@@ -78,11 +77,9 @@ def test_each_rank_has_its_host_beside_it() -> None:
 
 
 def test_hosts_are_a_table_that_says_what_is_known() -> None:
-    up = HostInfo("gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "python 3.12", "NET/IB")
-    text, html = hosts_shown(
-        [up, HostInfo("b", "lost: x", "3", "", "10.1.0.2 (eth0)", "")]
-    ).values()
+    up = HostInfo("gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "NET/IB")
+    text, html = hosts_shown([up, HostInfo("b", "lost: x", "3", "", "10.1.0.2 (eth0)")]).values()
     _, first, second = (re.split(r"  +", line) for line in text.splitlines())
-    assert first == ["gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "python 3.12", "NET/IB"]
-    assert second == ["b", "lost: x", "3", "–", "10.1.0.2 (eth0)", "–", "–"]
+    assert first == ["gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "NET/IB"]
+    assert second == ["b", "lost: x", "3", "–", "10.1.0.2 (eth0)", "–"]
     assert ("gpu&lt;1&gt;" in html, "gpu<1>" in html) == (True, False)

@@ -10,7 +10,7 @@ import pytest
 from gpupool.core.errors import OptionsError, PlacementError
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.pool.launchers.placement import Placement, place_ranks
+from gpupool.pool.launchers.placement import Placement, Site, place_on
 from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]
@@ -31,7 +31,7 @@ def lock_but(*taken: str) -> Callable[[Sequence[str], int], list[str]]:
 
 
 def placed(found: Discovery = FOUR, taken: Sequence[str] = (), **options: Any) -> Placement:
-    return place_ranks(PoolOptions(**options), lock_but(*taken), found=found, num_cores=8)
+    return place_on(PoolOptions(**options), [Site(lock_but(*taken), found, 8)])
 
 
 def uuids(placement: Placement) -> list[str | None]:
@@ -93,6 +93,6 @@ def test_what_cannot_be_had_is_refused_before_anything_is_locked() -> None:
         raise AssertionError("locked")
 
     with raises(PlacementError, "device", NO_DRIVER, "`%gpupool start --cpu`"):
-        place_ranks(PoolOptions(device="gpu"), never, found=NONE)
+        place_on(PoolOptions(device="gpu"), [Site(never, NONE, 8)])
     with raises(OptionsError, "backend", " 4 ", "'gloo'"):
-        place_ranks(PoolOptions(backend="nccl", n=5), never, found=FOUR)
+        place_on(PoolOptions(backend="nccl", n=5), [Site(never, FOUR, 8)])
