@@ -97,6 +97,10 @@ class StillRunningError(PoolError, TimeoutError):
     """A result was waited for, but not for long enough."""
 
 
+class Pruned(GpuPoolError):  # noqa: N818 - it is no error
+    """A trial of a sweep is not worth its time any more: `gpupool.report` raises it in there."""
+
+
 class ParcelsLostError(PoolError):
     """A rank does not have what was sent to it before; the next run sends it again."""
 

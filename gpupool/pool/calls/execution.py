@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
-from gpupool.core.wire.calls import BoundCall, Call
+from gpupool.core.wire.calls import BoundCall, Call, RunTask
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Raised, Reply, Value
@@ -89,14 +89,16 @@ class Execution(Generic[Value]):
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
         self._finished = threading.Event()
-        self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
+        # one has no part in the process group, whatever becomes of it
+        self.is_task = all(isinstance(call, RunTask) for call in calls.values())
+        self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice, self.is_task)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
         self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
         self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
         title = next((call.title for call in calls.values()), "")
-        self._turn = all_ranks.turns.ask(calls, title)
+        self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
         self.waits_for = all_ranks.turns.begin(self._turn)
         thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
         try:  # from here on it ends by itself, and leaves the row of turns
@@ -250,7 +252,7 @@ class Execution(Generic[Value]):
         # Else the next cell would begin on a process that is just ending.
         self._all_ranks.group.wait_until_gone(self._broken)
         self._group_wanting |= self._freeing.has_aborted
-        if self._failures and not self._group_wanting:
+        if self._failures and not (self._group_wanting or self.is_task):
             self._group_wanting = not self._all_ranks.group.is_in_step(self.ranks)
         self._resolve()
 

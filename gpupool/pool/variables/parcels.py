@@ -158,6 +158,16 @@ class Shipment:
     along: dict[int, list[Parcel]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
+class KeptTask:
+    """A (function, args, kwargs) that a rank will run: its parcel, the meaning of the names that it
+    reads, and all parcels of these, which are kept until then."""
+
+    parcel: Parcel
+    shipment: Shipment
+    parcels: Sequence[Parcel]
+
+
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes.
 
