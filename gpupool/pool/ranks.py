@@ -207,9 +207,9 @@ class Ranks:
     ) -> None:
         """End the engines of some ranks, or of all, and start new ones in their place.
 
-        A new engine has the rank, device and environment of the old one and joins the group, which
-        is formed again; its variables are lost, those of the other ranks stay. What runs on them is
-        interrupted; what runs on the others ends first. A rank that has died is replaced without
+        A new engine has the rank, device and environment of the old one; its variables are lost,
+        those of the other ranks stay. What runs on them is interrupted. The group is formed again
+        when what runs on the others has ended. A rank that has died is replaced without
         being asked. A restart that is interrupted continues in the background.
 
         Raises:
