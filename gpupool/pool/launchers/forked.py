@@ -67,7 +67,7 @@ class Forked(Processes, Launcher):
         if not for_good and self.preloaded.is_set():
             self._starter.command(lines.Stop())
             if self._stopped.wait(DIE_S):
-                self._starter.on_event = lambda event: None  # it would keep this pool in memory
+                self._starter.listen(lambda event: None)  # it would keep this pool in memory
                 starter.give_back(self._starter)
                 return
         self._stopped.set()

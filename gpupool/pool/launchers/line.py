@@ -17,12 +17,11 @@ _MOST_BYTES, _TAIL_LINES = 1 << 20, 20  # of what it says on stderr
 class Line:
     """A running starter, or what stands before its line on another host: ssh, srun.
 
-    `on_event` is called from a background thread with each event; the last one is the end of the
-    starter itself.
+    It is heard from `listen` on.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        self.on_event: Callable[[lines.Line], None] = lambda event: None
+        self._on_event: Callable[[lines.Line], None] = lambda event: None
         self.preloaded = threading.Event()  # it has imported what it needs
         self._client_pid = os.getpid()
         self._stderr = os.memfd_create("gpupool-starter")
@@ -38,7 +37,15 @@ class Line:
         self._pipe = self._process.stdin
         self._write_lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name="gpupool-starter", daemon=True)
-        self._reader.start()
+
+    def listen(self, on_event: Callable[[lines.Line], None]) -> None:
+        """Call `on_event` from a background thread with each event from now on.
+
+        The last one is the end of the starter itself, which may have come before.
+        """
+        self._on_event = on_event
+        if self._reader.ident is None:
+            self._reader.start()
 
     @property
     def is_there(self) -> bool:
@@ -75,7 +82,7 @@ class Line:
             self._reader.join(_END_S)  # it ends what is left
 
     def _ended(self) -> None:
-        """It has ended; in the reader's thread, before `on_event` hears it."""
+        """It has ended; in the reader's thread, before who listens hears it."""
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -85,10 +92,10 @@ class Line:
                 if isinstance(event, lines.Ready):
                     self.preloaded.set()
                 if event is not None:
-                    self.on_event(event)
+                    self._on_event(event)
         status = self._process.wait()
         said = os.pread(self._stderr, _MOST_BYTES, 0).decode(errors="replace")
         os.close(self._stderr)
         self._ended()
         tail = "\n".join(said.splitlines()[-_TAIL_LINES:])
-        self.on_event(lines.Exited(lines.STARTER, status, "", tail))
+        self._on_event(lines.Exited(lines.STARTER, status, "", tail))

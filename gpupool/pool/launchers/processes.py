@@ -55,7 +55,7 @@ class Processes:
         self.why_ended = ""  # if the starter did, unasked
         self._stopped = threading.Event()
         self._released = False  # the starter is no longer ours
-        line.on_event = self._on_event
+        line.listen(self._on_event)
 
     def log(self, name: str) -> str | None:
         """The end of a process's log; None: it is gone."""

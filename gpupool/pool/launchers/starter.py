@@ -62,6 +62,7 @@ class Starter(Line):
         command = command_for("gpupool.host.starter")
         place = [str(self.folder), str(os.getpid())]
         super().__init__([*command, *place, *ARGUMENTS], environ.inheritable(os.environ))
+        self.listen(lambda event: None)
 
     @property
     def is_usable(self) -> bool:
