@@ -344,8 +344,9 @@ class Variables:
             try:
                 parcel = self.parcels.once(call)
             except Exception as error:
-                why = self.parcels.why_not(error, "it", call)
-                raise TransferError({"the task": why}) from None
+                parts = dict(zip(("function", "args", "kwargs"), call, strict=True))
+                why = self.parcels.why_not(error, "task", parts)
+                raise TransferError({"the call": why}, "task") from None
             shipment = self._gather(parcel.names_read, names)
             numbers = self.parcels.with_needs({*shipment.numbers.values(), *parcel.needs})
             kept = KeptTask(parcel, shipment, [self.parcels.by_number[n] for n in sorted(numbers)])
