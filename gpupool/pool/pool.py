@@ -51,7 +51,7 @@ class Pool(Ranks):
         self.on_lost = self.variables.not_there
         self.on_replaced = self.variables.forget_rank
         self.hint = self.variables.losses.hint
-        self.tasks = Tasks(self)
+        self.tasks = Tasks(self, self.variables)
         try:
             self._start(variables_at_start(options.env), progress)
         except BaseException as error:

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import EngineDiedError, OptionsError, SpmdError
 from gpupool.core.progress import progress
@@ -26,10 +26,9 @@ from gpupool.core.wire.requests import Stop
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.calls.presses import ignore_for_a_moment
+from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.parcels import KeptTask
-
-if TYPE_CHECKING:
-    from gpupool.pool.pool import Pool
+from gpupool.pool.variables.variables import Variables
 
 _DIED = EngineDiedError.__name__
 
@@ -59,7 +58,7 @@ class Task(Future[Any]):
         self._kept: KeptTask | None = kept  # until it has ended
         self._execution: Execution[CodeReply] | None = None
         self._recorder: OutputRecorder | None = None
-        self._began_at = self._ended_at = 0.0
+        self._took_s = 0.0  # when it has ended
         self._num_told = 0  # reports that `on_report` has heard of
         self._ends = False  # it is to be interrupted, also if it has not begun
 
@@ -67,12 +66,15 @@ class Task(Future[Any]):
     def text(self) -> str:
         """What it has printed so far."""
         recorder, rank = self._recorder, self.rank
-        return "" if recorder is None or rank is None else recorder.outputs[rank].text
+        return "" if recorder is None or rank is None else recorder.text(rank)
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since it began on its rank, until its end; 0 before."""
-        return (self._ended_at or time.monotonic()) - self._began_at if self._began_at else 0.0
+        execution = self._execution
+        if execution is None or execution.waits_for:
+            return self._took_s
+        return time.monotonic() - execution.started_at
 
     def result(self, timeout: float | None = None) -> Any:
         """What the function has returned, after waiting for it.
@@ -104,7 +106,7 @@ class Task(Future[Any]):
         """Have its next `gpupool.report` raise `gpupool.Pruned`."""
         execution, rank = self._execution, self.rank
         if execution is not None and rank is not None:
-            self._tasks.pool.engines.control(Stop(str(execution.number)), [rank])
+            self._tasks.all_ranks.engines.control(Stop(str(execution.number)), [rank])
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
@@ -119,11 +121,10 @@ class Task(Future[Any]):
         if not self.running() and not self.set_running_or_notify_cancel():
             return True
         self.rank, self.reports, self._num_told = rank, [], 0
-        self._began_at = time.monotonic()
-        pool = self._tasks.pool
-        self._recorder = OutputRecorder((rank,), pool.secrets, self._on_output)
+        secrets = self._tasks.all_ranks.secrets
+        self._recorder = OutputRecorder((rank,), secrets, self._on_output)
         try:
-            self._execution = pool.variables.begin_task(self._kept, rank, self._recorder)
+            self._execution = self._tasks.variables.begin_task(self._kept, rank, self._recorder)
             if self._ends:
                 self._execution.interrupt()
             reply = self._execution.result(self._tell)[rank]
@@ -144,7 +145,7 @@ class Task(Future[Any]):
         assert self._recorder is not None
         self._recorder.finish()
         self._tell()
-        self._ended_at = time.monotonic()
+        self._took_s = self.elapsed_s
         self._kept = self._execution = None
 
     def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
@@ -165,11 +166,16 @@ class Task(Future[Any]):
 class Tasks:
     """The tasks of a pool: the row of those that wait, and those that run."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
+    def __init__(self, all_ranks: Ranks, variables: Variables) -> None:
+        self.all_ranks, self.variables = all_ranks, variables
         self._lock = threading.Lock()
         self._row: deque[Task] = deque()
         self._running: dict[int, Task | None] = {}  # rank -> of those that have a thread
+
+    @property
+    def training_ranks(self) -> Sequence[int]:
+        """The ranks that tasks run on: those with a GPU, or all."""
+        return self.all_ranks.placement.training_ranks
 
     def submit(
         self,
@@ -188,7 +194,7 @@ class Tasks:
             raise OptionsError.of("fn", call[0], "give a function; its arguments come behind it.")
         if retries < 0:
             raise OptionsError.of("retries", retries, "must not be negative.")
-        task = Task(self, self.pool.variables.keep_task(call), retries, on_report)
+        task = Task(self, self.variables.keep_task(call), retries, on_report)
         self._put(task)
         return task
 
@@ -202,7 +208,7 @@ class Tasks:
     def _put(self, task: Task, *, first: bool = False) -> None:
         with self._lock:
             (self._row.appendleft if first else self._row.append)(task)
-            free = [rank for rank in self.pool.training_ranks if rank not in self._running]
+            free = [rank for rank in self.training_ranks if rank not in self._running]
             if free:
                 self._running[free[0]] = None
                 name = f"gpupool-task-{free[0]}"
@@ -234,7 +240,7 @@ def mapped(
     sizes = [len(one) if isinstance(one, Sized) else None for one in iterables]
     total = min((size for size in sizes if size is not None), default=None)
     items = zip(*iterables, strict=False)  # as the built-in map
-    num_ahead = 2 * len(tasks.pool.training_ranks)  # one runs on each rank, and one waits
+    num_ahead = 2 * len(tasks.training_ranks)  # one runs on each rank, and one waits
     row: deque[Task] = deque()
     with progress(getattr(fn, "__name__", "map"), total, "tasks") as bar:
         try:
@@ -264,7 +270,7 @@ class TaskExecutor(Executor):
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._max_workers = len(tasks.pool.training_ranks)  # libraries look for this name
+        self._max_workers = len(tasks.training_ranks)  # libraries look for this name
         self._submitted: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

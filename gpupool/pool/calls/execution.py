@@ -84,7 +84,7 @@ class Execution(Generic[Value]):
         self._hidden = all_ranks.secrets
         self._failures: dict[int, Raised] = {}
         self._futures: dict[Future[Reply[Value]], int] = {}
-        self._started = time.monotonic()
+        self.started_at = time.monotonic()
         self._timeout_s = timeout_s
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
@@ -209,7 +209,7 @@ class Execution(Generic[Value]):
                 self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
                 return False
             self._all_ranks.require_usable()
-            self._started = time.monotonic()
+            self.started_at = time.monotonic()
         self._futures = {self._call(rank): rank for rank in self.ranks}
         return True
 
@@ -248,7 +248,7 @@ class Execution(Generic[Value]):
                 if failed := self._freeing.given_up(now, ranks):
                     self._failures.update(failed)
                     break
-        self.elapsed_s = time.monotonic() - self._started
+        self.elapsed_s = time.monotonic() - self.started_at
         # Else the next cell would begin on a process that is just ending.
         self._all_ranks.group.wait_until_gone(self._broken)
         self._group_wanting |= self._freeing.has_aborted
@@ -278,7 +278,7 @@ class Execution(Generic[Value]):
 
     def _look(self, now: float) -> None:
         """Ask for the end if the time is over, or for a hang if that is wanted; else report it."""
-        if self._timeout_s is not None and now - self._started > self._timeout_s:
+        if self._timeout_s is not None and now - self.started_at > self._timeout_s:
             self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
             return

@@ -70,8 +70,10 @@ class Turns:
     def mending_waits_for(self) -> tuple[str, ...]:
         """The names of what runs, and ends before a turn that is first begins."""
         with self._changed:
-            waiting = [turn for turn in self._row if turn.is_first and not turn.began]
-            return tuple(dict.fromkeys(name for turn in waiting for name in self._ahead(turn)))
+            waiting = [turn.ranks for turn in self._row if turn.is_first and not turn.began]
+            running = [turn for turn in self._row if turn.began and not turn.is_first]
+            found = (one.name for one in running if any(one.ranks & other for other in waiting))
+            return tuple(dict.fromkeys(found))
 
     def _ahead(self, turn: Turn) -> list[str]:
         before = self._row[: self._row.index(turn)]
