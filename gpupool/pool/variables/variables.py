@@ -356,6 +356,7 @@ class Variables:
 
     def begin_task(self, task: KeptTask, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
         """Start it on a rank."""
+        self._all_ranks.wait_until_usable()  # a new rank has nothing
         shipment = replace(task.shipment)  # the same may be tried on another rank
         with self._lock:
             there = self._there.setdefault(rank, set())
