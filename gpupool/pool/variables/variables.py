@@ -355,7 +355,7 @@ class Variables:
         return kept
 
     def begin_task(self, task: KeptTask, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
-        """Start it on a rank."""
+        """It on a rank, to be run by the thread that asks."""
         self._all_ranks.wait_until_usable()  # a new rank has nothing
         shipment = replace(task.shipment)  # the same may be tried on another rank
         with self._lock:
@@ -366,7 +366,7 @@ class Variables:
                 self.losses.note(name, {rank: True})
         bindings = self.bindings(shipment, [rank])[rank]
         call = RunTask(task.parcel.wire, task.parcel.sources, bindings=bindings)
-        execution = Execution(self._all_ranks, {rank: call}, on_output)
+        execution = Execution(self._all_ranks, {rank: call}, on_output, starts=False)
         execution.keeps = task, shipment
         return execution
 
