@@ -10,6 +10,7 @@ from .core.errors import OptionsError as OptionsError
 from .core.errors import PlacementError as PlacementError
 from .core.errors import PoolError as PoolError
 from .core.errors import PoolStartError as PoolStartError
+from .core.errors import Pruned as Pruned
 from .core.errors import RankError as RankError
 from .core.errors import SampleError as SampleError
 from .core.errors import SpmdError as SpmdError
@@ -32,6 +33,7 @@ from .engine.numerics.batch_norm import sync_batch_norm as sync_batch_norm
 from .engine.own_loop.metrics import Metrics as Metrics
 from .engine.own_loop.monitor import Monitor as Monitor
 from .engine.own_loop.monitor import monitor as monitor
+from .engine.own_loop.report import report as report
 from .engine.own_loop.sharding import shard_batches as shard_batches
 from .engine.own_loop.sharding import weighted_loss as weighted_loss
 from .engine.training.callbacks import CallbackInfo as CallbackInfo

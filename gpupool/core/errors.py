@@ -97,6 +97,10 @@ class StillRunningError(PoolError, TimeoutError):
     """A result was waited for, but not for long enough."""
 
 
+class Pruned(GpuPoolError):  # noqa: N818 - it is no error
+    """A trial of a sweep is not worth its time any more: `gpupool.report` raises it in there."""
+
+
 class ParcelsLostError(PoolError):
     """A rank does not have what was sent to it before; the next run sends it again."""
 
@@ -107,16 +111,17 @@ class TransferError(GpuPoolError):
     `reasons` maps each name to what is wrong with its value.
     """
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
-        self.reasons = dict(reasons)
+    def __init__(self, reasons: Mapping[str, str], what: str = "cell") -> None:
+        self.reasons, self._what = dict(reasons), what
         listed = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
         super().__init__(
-            f"The cell was not run: these variables cannot be sent to the ranks:\n{listed}\n"
-            "Create them inside the cell instead, or run it with --isolate, which sends nothing."
+            f"The {what} was not run: these variables cannot be sent to the ranks:\n{listed}\n"
+            f"Create them inside the {what} instead"
+            f"{', or run it with --isolate, which sends nothing' if what == 'cell' else ''}."
         )
 
-    def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str]]]:
-        return type(self), (self.reasons,)
+    def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str], str]]:
+        return type(self), (self.reasons, self._what)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,11 @@ def imports() -> bool:
     return False
 
 
+def current() -> int | None:
+    """The number of the call that runs."""
+    return _current
+
+
 def is_interrupted() -> bool:
     """Whether the call that runs has been interrupted, also if its code has passed over that."""
     return _current is not None and _current == _interrupted

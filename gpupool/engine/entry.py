@@ -67,7 +67,8 @@ def _do(call: Call[Any]) -> Reply[Any]:
             return _around(partial(execute.run_source, source, cell_number, waits), call.bindings)
         case wire.RunFunction(packed, sources):
             load = partial(variables.load, packed, sources)
-            return _around(lambda: execute.run_function(load), call.bindings)
+            run = execute.run_task if isinstance(call, wire.RunTask) else execute.run_function
+            return _around(lambda: run(load), call.bindings)
         case wire.DebugCommand(line):
             return Reply(debug.command(line))
         case wire.Receive(values):

@@ -7,7 +7,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import SpmdResult
 from gpupool.pool.status import FOR_USERS, HostInfo, PoolStatus
+from gpupool.pool.tasks import Report, Task, TaskExecutor, Tasks, mapped
 from gpupool.pool.upkeep.forming import network_of
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
@@ -49,6 +51,7 @@ class Pool(Ranks):
         self.on_lost = self.variables.not_there
         self.on_replaced = self.variables.forget_rank
         self.hint = self.variables.losses.hint
+        self.tasks = Tasks(self, self.variables)
         try:
             self._start(variables_at_start(options.env), progress)
         except BaseException as error:
@@ -144,6 +147,63 @@ class Pool(Ranks):
         }
         return Execution(self, calls, on_output, timeout_s, on_notice)
 
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        retries: int = 0,
+        on_report: Callable[[Report], None] | None = None,
+        **kwargs: Any,
+    ) -> Task:
+        """Run `fn(*args, **kwargs)` on the next rank that is free; returns at once.
+
+        The function and what it reads travel as with `run`, as they are now; it finds `rank` and
+        `device` as a cell does. It is alone on its rank: there is no process group.
+
+        Args:
+            retries: how often it is tried again, should its rank die.
+            on_report: called, in a thread, with what it tells by `gpupool.report`.
+
+        Returns:
+            A `concurrent.futures.Future` with `rank`, `text`, `reports` and `interrupt()`.
+
+        Raises:
+            OptionsError: `fn` is no function.
+            TransferError: a part of it cannot be sent.
+        """
+        __tracebackhide__ = True
+        return self.tasks.submit((fn, args, kwargs), retries, on_report)
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        ordered: bool = True,
+        retries: int = 0,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
+        """`fn` of each item, as the built-in `map`, on all ranks at once, each with one at a time.
+
+        The input may be endless: one item per rank is read ahead. An error ends it, as does a stop:
+        what waits is cancelled, what runs is interrupted.
+
+        Args:
+            ordered: the values come in the order of the input; else as soon as they are there.
+            retries: how often an item is tried again whose rank has died.
+            return_exceptions: give errors in the place of values.
+
+        Raises:
+            SpmdError: it has failed, or its rank has died.
+        """
+        return mapped(self.tasks, fn, iterables, ordered, retries, return_exceptions)
+
+    @property
+    def executor(self) -> Executor:
+        """The ranks as a `concurrent.futures.Executor`, for libraries. To shut it down is to wait
+        for its tasks; the pool lives on."""
+        return TaskExecutor(self.tasks)
+
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
     ) -> dict[str, str]:
@@ -216,6 +276,8 @@ class Pool(Ranks):
         running = {number for _, number in self.engines.running()}
         chosen = running if calls is None else running.intersection(calls)
         found = [one for number, one in list(self.supervised.items()) if number in chosen]
+        if any(one.is_task for one in found):
+            self.tasks.stop()
         for execution in found:
             if execution.ends_well is not None:
                 end_well, execution.ends_well = execution.ends_well, None

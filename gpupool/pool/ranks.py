@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -46,8 +46,9 @@ class Ranks:
 
     Any thread may call it.
 
-    Lost ranks are replaced, and the group is formed again, by one thread, in a turn of all ranks
-    that comes before those that wait: what runs ends first, and nothing begins until all is well.
+    One thread replaces lost ranks, in a turn of theirs, and forms the group again, in a turn of all
+    ranks. These come before those that wait: what runs there ends first, and nothing begins until
+    all is well, but for tasks, which need no group.
 
     Its hooks:
         on_lost(rank, numbers): the rank does not have these parcels, though they were on their way.
@@ -206,9 +207,9 @@ class Ranks:
     ) -> None:
         """End the engines of some ranks, or of all, and start new ones in their place.
 
-        A new engine has the rank, device and environment of the old one and joins the group, which
-        is formed again; its variables are lost, those of the other ranks stay. What runs on them is
-        interrupted; what runs on the others ends first. A rank that has died is replaced without
+        A new engine has the rank, device and environment of the old one; its variables are lost,
+        those of the other ranks stay. What runs on them is interrupted. The group is formed again
+        when what runs on the others has ended. A rank that has died is replaced without
         being asked. A restart that is interrupted continues in the background.
 
         Raises:
@@ -275,29 +276,35 @@ class Ranks:
         if not self._mends:
             self._mends = True
             everyone = range(self.world_size)
-            turn = self.turns.ask(everyone, "the forming of the process group", first=True)
+            turn = self.turns.ask(everyone, "the forming of the process group", "forms")
             threading.Thread(
                 target=self._mend, args=[turn], name="gpupool-mending", daemon=True
             ).start()
 
     def _mend(self, turn: Turn) -> None:
         """Replace what is lost and form the group, until all is well or is given up."""
-        self.turns.begin(turn, timeout_s=None)
         late, errors = time.monotonic() + self.options.timeout_s, list[Exception]()
+        replaced = set[int]()
         while self._has_to_mend(turn):
             lost = self.engines.losses
             try:
                 if lost:
-                    self._replace(lost)
-                self.group.form(self.placement)
-                self._wants_group = False
-                self.engines.note_replaced(lost)
-                errors.clear()
+                    self._replace(lost, turn)
+                    replaced |= lost.keys()
+                elif not turn.began:  # a rank may be lost meanwhile
+                    self.turns.begin(turn, timeout_s=None)
+                    late = time.monotonic() + self.options.timeout_s
+                else:
+                    if replaced:
+                        self._free({*self.engines.alive_ranks()} - replaced)
+                        replaced.clear()
+                    self.group.form(self.placement)
+                    self._wants_group = False
+                    errors.clear()
             except Exception as error:  # of one that has died meanwhile, say
                 errors.append(error)
                 if isinstance(error, GroupError):
                     self._wants_group = True
-                    self.engines.note_replaced(lost)
                 if len(errors) == _NUM_ATTEMPTS or time.monotonic() > late:
                     # The first one says why; later ones may only hear that somebody does not come.
                     why = next(str(one) for one in errors if type(one) is type(error))
@@ -315,15 +322,28 @@ class Ranks:
                 self.turns.end(turn)
             return self._mends
 
-    def _replace(self, lost: Mapping[int, Loss]) -> None:
-        """Start new engines for these ranks, and get all ready to form the group."""
-        others = {*self.engines.alive_ranks()} - lost.keys()
-        for rank, loss in lost.items():
-            self.on_replaced(rank, loss.how)
-        self.engines.restart(sorted(lost))
-        self._prepare(sorted(lost))
-        self.environment.bring(lost)
-        # The others may wait in the old group for a rank that is gone.
-        busy = {rank for rank, _ in self.engines.running()} & others
+    def _replace(self, lost: Mapping[int, Loss], forming: Turn) -> None:
+        """Start new engines for these ranks; the group is wanting then."""
+        turn = (
+            None if forming.began else self.turns.ask(lost, "the replacement of a rank", "replaces")
+        )
+        try:
+            if turn is not None:
+                self.turns.begin(turn, timeout_s=None)
+            for rank, loss in lost.items():
+                self.on_replaced(rank, loss.how)
+            self.engines.restart(sorted(lost))
+            self._prepare(sorted(lost))
+            self.environment.bring(lost)
+            with self.engines.changed:
+                self._wants_group = True
+                self.engines.note_replaced(lost)
+        finally:
+            if turn is not None:
+                self.turns.end(turn)
+
+    def _free(self, others: Collection[int]) -> None:
+        """Free ranks that may wait in the old group for one that is gone."""
+        busy = {rank for rank, _ in self.engines.running()}.intersection(others)
         self.engines.interrupt(dict.fromkeys(busy))
         self.group.abort(dict.fromkeys(others))

@@ -11,7 +11,7 @@ from gpupool.core.machine.topology import Rank
 FOR_USERS = (
     *("backend", "client", "connection_file", "generation", "interrupt", "last_error", "log"),
     *("options", "propagate_env", "put", "ranks", "restart", "run", "status", "stop"),
-    *("sync_from", "training_ranks", "world_size", "hosts"),
+    *("sync_from", "training_ranks", "world_size", "hosts", "submit", "map", "executor"),
 )
 _WARNING_S = 120.0
 

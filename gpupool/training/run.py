@@ -170,7 +170,7 @@ class TrainingRun:
 
     def text(self, rank: int) -> str:
         """What a rank that trains has printed so far."""
-        return self.outputs[rank].text
+        return self._recorder.text(rank)
 
     def result(self, tick: Callable[[], None] = lambda: None) -> TrainingResult:
         """The result, after waiting for it.

@@ -119,6 +119,13 @@ class RunFunction(BoundCall[CodeReply]):
 
 
 @dataclass(frozen=True)
+class RunTask(RunFunction):
+    """The same on one rank alone, which has no process group meanwhile."""
+
+    what = "a task"
+
+
+@dataclass(frozen=True)
 class DebugCommand(Call[DebugReply]):
     """Give a command to the debugger; None begins."""
 

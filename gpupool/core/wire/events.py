@@ -198,6 +198,14 @@ class MonitorEvent:
     rows: list[Row] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ReportEvent:
+    """What a task has reported by `gpupool.report`."""
+
+    step: int
+    values: dict[str, float]
+
+
 Event = (
     StartEvent
     | StepEvent
@@ -210,6 +218,7 @@ Event = (
     | ProgressEvent
     | EndEvent
     | MonitorEvent
+    | ReportEvent
 )
 
 _KINDS: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}

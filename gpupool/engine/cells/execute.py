@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from subprocess import CalledProcessError  # nosec B404
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpupool.core import current
+from gpupool.core.errors import Pruned
 from gpupool.core.machine.topology import Rank
+from gpupool.core.wire.events import ReportEvent
 from gpupool.core.wire.pickles import pack
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.data import device as devices
-from gpupool.engine import calls
+from gpupool.engine import calls, control
+from gpupool.engine.cells import torchrun
 from gpupool.engine.cells.errors import describe, shown
+from gpupool.engine.output.emit import emit
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import CellCompiler, show_source_of_cells
 from gpupool.engine.shell.shell import adapt_to_rank, this_shell
@@ -64,6 +69,23 @@ def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
     value = function(*args, **kwargs)
     _wait_for_device()
     return Reply(CodeReply(pack(value), _text_of(value), time.monotonic() - started))
+
+
+def run_task(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
+    """The same on this rank alone; what it reports is sent, unless it is not worth its time."""
+    name = f"{calls.current()}"
+
+    def report(step: int, values: Mapping[str, float]) -> None:
+        emit([ReportEvent(step, dict(values))])
+        if control.stop_requested(name):
+            raise Pruned(f"after step {step}")
+
+    heard = current.trial.set(report)
+    try:
+        with torchrun.alone():
+            return run_function(load)
+    finally:
+        current.trial.reset(heard)
 
 
 def guarded(work: Callable[[], Reply[Value]]) -> Reply[Value]:

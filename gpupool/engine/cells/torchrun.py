@@ -7,6 +7,7 @@ engine is started (`engine_environment` in pool/launchers/processes.py).
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import inspect
@@ -15,7 +16,7 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
@@ -35,6 +36,11 @@ from gpupool.engine.process import this_rank
 _torch_init = dist.init_process_group
 _SIGNATURE = inspect.signature(_torch_init)
 _RELEASE = datetime.timedelta(seconds=0.5)  # of remote references takes so long at most
+_VARIABLES = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"  # of torchrun
+_ALONE = (
+    "A task runs on one rank, which has no process group meanwhile. What all ranks do together is "
+    "a %%spmd cell, or pool.run(function)."
+)
 # How ranks find each other, and on which GPU, is decided here; torch ignores the name.
 _DECIDED = ("init_method", "rank", "world_size", "group_name", "device_id")
 
@@ -58,9 +64,27 @@ def install() -> None:
         vars(sys).pop(name, None)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """A block that runs on this rank alone, whose peers do other things: no group, no torchrun."""
+    __tracebackhide__ = True
+    variables = {name: os.environ.pop(name) for name in _VARIABLES if name in os.environ}
+    try:
+        with forming.hidden():
+            yield
+    except (RuntimeError, ValueError) as error:
+        if "process group" in str(error):  # torch's own advice is to form one
+            error.add_note(_ALONE)
+        raise
+    finally:
+        os.environ.update(variables)
+
+
 def _init_process_group(*args: Any, **kwargs: Any) -> None:
     """Keep the group that the pool has formed if it is what is asked for, else form that."""
     __tracebackhide__ = True  # not the user's
+    if forming.is_hidden:
+        raise RuntimeError("init_process_group: no process group is formed here.")
     given = _SIGNATURE.bind(*args, **kwargs).arguments
     # without torch's ways to say nothing
     asked = {name: value for name, value in given.items() if value not in (None, -1, "")}

@@ -21,6 +21,7 @@ Names of torch that are private are each guarded by a test in `tests/engine/grou
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import gc
@@ -29,7 +30,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -68,6 +69,7 @@ _store: Any = None  # of the present group
 _server: Any = None  # the connection to it, of several hosts; on rank 0 the server, too
 _training_group: dist.ProcessGroup | None = None
 _formed: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of all ranks, if still held
+is_hidden = False
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
 
 
@@ -192,6 +194,18 @@ def leave() -> None:
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
     _c10d._world.group_count = 0  # a forming that has failed has counted one; it names the next
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """A block in which this process has no group, for torch and for us."""
+    global _training_group, is_hidden
+    kept = _c10d._world.default_pg, _training_group
+    _c10d._world.default_pg, _training_group, is_hidden = None, None, True
+    try:
+        yield
+    finally:
+        (_c10d._world.default_pg, _training_group), is_hidden = kept, False
 
 
 def is_wanting() -> bool:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
-from gpupool.core.wire.calls import BoundCall, Call
+from gpupool.core.wire.calls import BoundCall, Call, RunTask
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Raised, Reply, Value
@@ -49,6 +49,7 @@ class Execution(Generic[Value]):
 
     Args:
         on_notice: hears what the user should know meanwhile; without it that is on stderr.
+        starts: it runs in a thread of its own; else in that which calls `run`.
 
     Raises:
         PoolError: nothing can run on the ranks.
@@ -61,6 +62,7 @@ class Execution(Generic[Value]):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_notice: OnNotice | None = None,
+        starts: bool = True,
     ) -> None:
         all_ranks.wait_until_usable()
         heed_again()
@@ -84,21 +86,25 @@ class Execution(Generic[Value]):
         self._hidden = all_ranks.secrets
         self._failures: dict[int, Raised] = {}
         self._futures: dict[Future[Reply[Value]], int] = {}
-        self._started = time.monotonic()
+        self.started_at = time.monotonic()
         self._timeout_s = timeout_s
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
         self._finished = threading.Event()
-        self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
+        # one has no part in the process group, whatever becomes of it
+        self.is_task = all(isinstance(call, RunTask) for call in calls.values())
+        self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice, self.is_task)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
         self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
         self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
         title = next((call.title for call in calls.values()), "")
-        self._turn = all_ranks.turns.ask(calls, title)
+        self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
         self.waits_for = all_ranks.turns.begin(self._turn)
-        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        if not starts:
+            return
+        thread = threading.Thread(target=self.run, name="gpupool-execution", daemon=True)
         try:  # from here on it ends by itself, and leaves the row of turns
             thread.start()
         except BaseException:
@@ -170,10 +176,11 @@ class Execution(Generic[Value]):
 
     # ---- in the supervising thread -------------------------------------------------------
 
-    def _supervise(self) -> None:
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Run it, and return when it has ended; `tick` is called now and then."""
         try:
             if self._begin():
-                self._wait_for_ranks()
+                self._wait_for_ranks(tick)
         except Exception as error:  # whoever waits has to hear of it
             self._fail(error)
         finally:
@@ -207,7 +214,7 @@ class Execution(Generic[Value]):
                 self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
                 return False
             self._all_ranks.require_usable()
-            self._started = time.monotonic()
+            self.started_at = time.monotonic()
         self._futures = {self._call(rank): rank for rank in self.ranks}
         return True
 
@@ -231,9 +238,10 @@ class Execution(Generic[Value]):
                 self._all_ranks.on_lost(rank, [number for number, _ in sent])
             self.errors[rank] = without_reply(rank, error, self._hidden).error
 
-    def _wait_for_ranks(self) -> None:
+    def _wait_for_ranks(self, tick: Callable[[], None]) -> None:
         pending = set(self._futures)
         while pending:
+            tick()
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             ranks = sorted(self._futures[future] for future in pending)
@@ -246,11 +254,11 @@ class Execution(Generic[Value]):
                 if failed := self._freeing.given_up(now, ranks):
                     self._failures.update(failed)
                     break
-        self.elapsed_s = time.monotonic() - self._started
+        self.elapsed_s = time.monotonic() - self.started_at
         # Else the next cell would begin on a process that is just ending.
         self._all_ranks.group.wait_until_gone(self._broken)
         self._group_wanting |= self._freeing.has_aborted
-        if self._failures and not self._group_wanting:
+        if self._failures and not (self._group_wanting or self.is_task):
             self._group_wanting = not self._all_ranks.group.is_in_step(self.ranks)
         self._resolve()
 
@@ -276,7 +284,7 @@ class Execution(Generic[Value]):
 
     def _look(self, now: float) -> None:
         """Ask for the end if the time is over, or for a hang if that is wanted; else report it."""
-        if self._timeout_s is not None and now - self._started > self._timeout_s:
+        if self._timeout_s is not None and now - self.started_at > self._timeout_s:
             self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
             return

@@ -87,7 +87,12 @@ class Freeing:
     """
 
     def __init__(
-        self, all_ranks: Ranks, ranks: Sequence[int], number: int, on_notice: OnNotice
+        self,
+        all_ranks: Ranks,
+        ranks: Sequence[int],
+        number: int,
+        on_notice: OnNotice,
+        is_task: bool,
     ) -> None:
         self.freed_at: float | None = None
         self.has_aborted = False
@@ -95,6 +100,7 @@ class Freeing:
         self._ranks = ranks
         self._number = number
         self._notice = on_notice
+        self._is_task = is_task
         self._ladder = Ladder(all_ranks.ladder_scale)
         self._killed_at: float | None = None
         self._answers: dict[int, Future[Answer[Location]]] | None = None
@@ -129,10 +135,12 @@ class Freeing:
 
     def _climb(self, rung: Rung, pending: Sequence[int]) -> None:
         numbers = dict.fromkeys(pending, self._number)
-        if rung is Rung.INTERRUPT:
+        if rung is Rung.INTERRUPT or (rung is Rung.AGAIN and self._is_task):
             self.freed_at = self.freed_at or time.time()
             self._all_ranks.engines.interrupt(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
+            if self._is_task:  # it waits in no collective
+                return
             found = self._found()
             is_through = len(found) == len(pending) and all(was.idle for was in found.values())
             if not is_through:  # else they may still report their errors

@@ -140,6 +140,11 @@ class OutputRecorder:
             else:
                 self._add(rank, kind, redact_all(content, self._hidden))
 
+    def text(self, rank: int) -> str:
+        """What a rank has printed so far; it may be printing."""
+        with self._lock:
+            return self.outputs[rank].text
+
     def finish(self) -> None:
         """Give out what was held back. What comes later, of threads say, is taken in as well."""
         with self._lock:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable
-from concurrent.futures import wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -24,6 +25,7 @@ from gpupool.core.wire.requests import Answer, AppendToFile, ControlRequest, Rea
 from gpupool.pool.engines.engines import Engines
 
 PIECE_BYTES = 16 << 20
+_NUM_AHEAD = 3  # pieces
 _POLL_S = 0.1
 
 Found = TypeVar("Found")
@@ -91,10 +93,12 @@ class Carrier:
         name, num_bytes = f"carried-{next(self._numbers)}", os.fstat(descriptor).st_size
         try:
             with progress(f"Sending to {self._engines.host_of(rank)}", num_bytes, BYTES) as bar:
-                for start in range(0, num_bytes, PIECE_BYTES):
-                    data = os.pread(descriptor, PIECE_BYTES, start)
-                    there = self._ask(rank, AppendToFile(name, data), gives_up)
-                    bar.advance(len(data))
+                pieces = (
+                    AppendToFile(name, os.pread(descriptor, PIECE_BYTES, start))
+                    for start in range(0, num_bytes, PIECE_BYTES)
+                )
+                for there in self._ask(rank, pieces, gives_up):  # noqa: B007 - all are the same
+                    bar.advance(PIECE_BYTES)
         except BaseException:
             self._engines.control(RemoveFile(name), [rank])
             raise
@@ -104,7 +108,9 @@ class Carrier:
         """Move the file of this name on the rank's host to `file`."""
         try:
             with progress(f"Receiving from {self._engines.host_of(rank)}", unit=BYTES) as bar:
-                while data := self._ask(rank, ReadFile(name, file.tell(), PIECE_BYTES)):
+                starts = itertools.count(0, PIECE_BYTES)
+                pieces = (ReadFile(name, start, PIECE_BYTES) for start in starts)
+                for data in iter(self._ask(rank, pieces).__next__, b""):
                     file.write(data)
                     bar.advance(len(data))
         finally:
@@ -113,11 +119,25 @@ class Carrier:
     def _ask(
         self,
         rank: int,
-        request: ControlRequest[Found],
+        requests: Iterable[ControlRequest[Found]],
         gives_up: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Found]:
+        """What a rank finds for each request; some are on their way at a time."""
+        asked = deque[Future[Answer[Found]] | None]()
+        for request in requests:
+            asked.append(self._engines.control(request, [rank]).get(rank))
+            if len(asked) == _NUM_AHEAD:
+                yield self._found(rank, asked.popleft(), gives_up)
+        for one in asked:
+            yield self._found(rank, one, gives_up)
+
+    def _found(
+        self,
+        rank: int,
+        asked: Future[Answer[Found]] | None,
+        gives_up: Callable[[], bool],
     ) -> Found:
-        """What a rank finds."""
-        asked = self._engines.control(request, [rank]).get(rank)
+        """The answer of a rank; None if it could not be asked."""
         while not gives_up():  # looked at for each piece, however fast they are answered
             if asked is None or wait([asked], _POLL_S).done:
                 break

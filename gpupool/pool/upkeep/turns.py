@@ -10,19 +10,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["", "task", "replaces", "forms"]
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
     """A place in the row: the ranks it needs, and what it is called ("cell In[12]").
 
-    One that is first comes before all that wait: the pool is mended in it.
+    Those in which the pool "replaces" ranks and "forms" the group come before all that wait. A
+    "task" needs no group: it does not wait for its forming, unless somebody waits who does.
     """
 
     ranks: frozenset[int]
     name: str
-    is_first: bool = False
+    kind: Kind = ""
     began: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it comes before those that wait."""
+        return self.kind in ("replaces", "forms")
 
 
 class Turns:
@@ -32,12 +41,12 @@ class Turns:
         self._row: list[Turn] = []
         self._changed = changed
 
-    def ask(self, ranks: Iterable[int], name: str, *, first: bool = False) -> Turn:
+    def ask(self, ranks: Iterable[int], name: str, kind: Kind = "") -> Turn:
         """A place at the end of the row, or before all that wait."""
-        turn = Turn(frozenset(ranks), name, first)
+        turn = Turn(frozenset(ranks), name, kind)
         with self._changed:
             waiting = [number for number, other in enumerate(self._row) if not other.began]
-            self._row.insert(waiting[0] if first and waiting else len(self._row), turn)
+            self._row.insert(waiting[0] if turn.is_first and waiting else len(self._row), turn)
         return turn
 
     def begin(self, turn: Turn, timeout_s: float | None = 0.0) -> list[str]:
@@ -61,11 +70,17 @@ class Turns:
     def mending_waits_for(self) -> tuple[str, ...]:
         """The names of what runs, and ends before a turn that is first begins."""
         with self._changed:
-            waiting = [turn for turn in self._row if turn.is_first and not turn.began]
-            return tuple(dict.fromkeys(name for turn in waiting for name in self._ahead(turn)))
+            waiting = [turn.ranks for turn in self._row if turn.is_first and not turn.began]
+            running = [turn for turn in self._row if turn.began and not turn.is_first]
+            found = (one.name for one in running if any(one.ranks & other for other in waiting))
+            return tuple(dict.fromkeys(found))
 
     def _ahead(self, turn: Turn) -> list[str]:
         before = self._row[: self._row.index(turn)]
         # One that is first waits also for those that run and have asked later than some that wait.
         ahead = [one for one in self._row if one is not turn and (one in before or one.began)]
+        if turn.kind == "task" and all(
+            one.began or one.is_first or one.kind == "task" for one in self._row
+        ):
+            ahead = [one for one in ahead if one.began or one.kind != "forms"]
         return list(dict.fromkeys(one.name for one in ahead if one.ranks & turn.ranks))

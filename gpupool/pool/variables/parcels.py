@@ -113,7 +113,7 @@ def _is_safe(obj: Any) -> bool:
     return name.partition(".")[0] in _SAFE
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Parcel:
     """A value that was or will be sent.
 
@@ -156,6 +156,16 @@ class Shipment:
     left_out: dict[str, str] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     along: dict[int, list[Parcel]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class KeptTask:
+    """A (function, args, kwargs) that a rank will run: its parcel, the meaning of the names that it
+    reads, and all parcels of these, which are kept until then."""
+
+    parcel: Parcel
+    shipment: Shipment
+    parcels: Sequence[Parcel]
 
 
 class Parcels:

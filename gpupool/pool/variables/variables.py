@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
@@ -17,7 +18,16 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from gpupool.core.errors import PoolError, SpmdError, TransferError
-from gpupool.core.wire.calls import Attributes, Bind, Call, Fetch, Look, Receive, RunFunction
+from gpupool.core.wire.calls import (
+    Attributes,
+    Bind,
+    Call,
+    Fetch,
+    Look,
+    Receive,
+    RunFunction,
+    RunTask,
+)
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
@@ -34,7 +44,7 @@ from gpupool.pool.variables.buffers import Buffers
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
-from gpupool.pool.variables.parcels import Parcel, Parcels, Shipment
+from gpupool.pool.variables.parcels import KeptTask, Parcel, Parcels, Shipment
 
 _NOTHING = "", ()  # no rank has anything by this name
 _DATA = {"int", "float", "complex", "bool", "NoneType"}  # what else has a shape or a length
@@ -52,6 +62,7 @@ class Variables:
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._versions = Versions()
         self.losses = Losses()
+        self._kept = weakref.WeakValueDictionary[int, Parcel]()  # of tasks that have not ended
         # what code of ranks is called by -> names that it may read
         self._rank_reads: dict[str, Collection[str]] = {}
 
@@ -322,6 +333,43 @@ class Variables:
         execution.keeps = parcel, shipment  # until the ranks have read them
         return execution
 
+    def keep_task(self, call: tuple[Any, ...]) -> KeptTask:
+        """A (function, args, kwargs) for `begin_task`: it and the names that it reads mean later
+        what they mean now.
+
+        Raises:
+            TransferError: a part of it cannot be sent.
+        """
+        with self._round(names := namespace()):
+            try:
+                parcel = self.parcels.once(call)
+            except Exception as error:
+                parts = dict(zip(("function", "args", "kwargs"), call, strict=True))
+                why = self.parcels.why_not(error, "task", parts)
+                raise TransferError({"the call": why}, "task") from None
+            shipment = self._gather(parcel.names_read, names)
+            numbers = self.parcels.with_needs({*shipment.numbers.values(), *parcel.needs})
+            kept = KeptTask(parcel, shipment, [self.parcels.by_number[n] for n in sorted(numbers)])
+            self._kept.update((one.number, one) for one in kept.parcels)
+            self._note(shipment, names)
+        return kept
+
+    def begin_task(self, task: KeptTask, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
+        """It on a rank, to be run by the thread that asks."""
+        self._all_ranks.wait_until_usable()  # a new rank has nothing
+        shipment = replace(task.shipment)  # the same may be tried on another rank
+        with self._lock:
+            there = self._there.setdefault(rank, set())
+            shipment.along = {rank: [one for one in task.parcels if one.number not in there]}
+            there.update(one.number for one in task.parcels)
+            for name in shipment.numbers:
+                self.losses.note(name, {rank: True})
+        bindings = self.bindings(shipment, [rank])[rank]
+        call = RunTask(task.parcel.wire, task.parcel.sources, bindings=bindings)
+        execution = Execution(self._all_ranks, {rank: call}, on_output, starts=False)
+        execution.keeps = task, shipment
+        return execution
+
     # ---- inside --------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -441,7 +489,9 @@ class Variables:
             list(along.items()),
             shipment.numbers,
             shipment.aliases,
-            wanted=sorted({*self.parcels.by_number, *shipment.numbers.values(), *along}),
+            wanted=sorted(
+                {*self.parcels.by_number, *shipment.numbers.values(), *along, *self._kept}
+            ),
             place=place,
             sources={name: text for p in parcels for name, text in p.sources.items()},
         )

@@ -25,7 +25,7 @@ def test_what_mends_the_pool_comes_before_all_that_wait_and_after_all_that_run()
     turns = Turns(threading.Condition())
     first, second, third = turns.ask([0], "one"), turns.ask([0, 1], "two"), turns.ask([2], "three")
     assert [turns.begin(turn) for turn in (first, second, third)] == [[], ["one"], []]
-    mending = turns.ask([0, 1, 2], "the process group", first=True)
+    mending = turns.ask([0, 1, 2], "the process group", "forms")
     assert turns.mending_waits_for == ("one", "three")
     assert turns.begin(second) == ["one", "the process group"]
     turns.end(first)
@@ -33,6 +33,27 @@ def test_what_mends_the_pool_comes_before_all_that_wait_and_after_all_that_run()
     turns.end(third)
     assert turns.begin(mending) == []
     assert turns.mending_waits_for == ()
+
+
+def test_a_task_waits_for_the_forming_of_the_group_only_where_others_wait_for_that() -> None:
+    turns = Turns(threading.Condition())
+    running, forming = turns.ask([0], "one", "task"), turns.ask([0, 1], "the group", "forms")
+    assert turns.begin(running) == []
+    assert turns.begin(forming) == ["one"]
+    assert turns.begin(turns.ask([1], "two", "task")) == []
+    cell = turns.ask([0, 1], "cell")
+    late = turns.ask([1], "three", "task")
+    assert turns.begin(late) == ["the group", "two", "cell"]
+    turns.end(cell)
+    assert turns.begin(late) == ["two"]
+
+
+def test_a_task_waits_for_the_replacement_of_its_rank() -> None:
+    turns = Turns(threading.Condition())
+    running = turns.ask([0], "one", "task")
+    assert turns.begin(running) == []
+    turns.ask([0], "the rank", "replaces")
+    assert turns.begin(turns.ask([0], "two", "task")) == ["one", "the rank"]
 
 
 def test_whoever_waits_for_a_turn_hears_of_it() -> None:

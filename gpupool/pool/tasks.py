@@ -1,0 +1,300 @@
+"""Many tasks at once, each on one rank: submit, map, and an executor for libraries. On the client.
+
+A thread for each rank that has something to do takes the next task of the row, runs it there and
+waits for its end. So a rank has one task at a time, and the next one when it is free; cells on all
+ranks take their turn in between. No task outlives the notebook.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from typing import Any, NamedTuple
+
+from gpupool.core.errors import EngineDiedError, OptionsError, ParcelsLostError, SpmdError
+from gpupool.core.progress import progress
+from gpupool.core.wire.events import ReportEvent
+from gpupool.core.wire.output import OutputKind
+from gpupool.core.wire.pickles import unpack
+from gpupool.core.wire.replies import CodeReply
+from gpupool.core.wire.requests import Stop
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder
+from gpupool.pool.calls.presses import ignore_for_a_moment
+from gpupool.pool.ranks import Ranks
+from gpupool.pool.variables.parcels import KeptTask
+from gpupool.pool.variables.variables import Variables
+
+_NUM_RESENDS = 3
+
+
+class Report(NamedTuple):
+    """What a task has reported: its step, the values, and the seconds since it began."""
+
+    step: int
+    values: dict[str, float]
+    elapsed_s: float
+
+
+class Task(Future[Any]):
+    """A function that runs on one rank, or will: a future, made by `pool.submit`.
+
+    `rank` is where it runs, or ran last; `reports` what it has told by `gpupool.report`. Its
+    exception is an SpmdError with the error of its rank.
+    """
+
+    def __init__(
+        self, tasks: Tasks, kept: KeptTask, retries: int, on_report: Callable[[Report], None] | None
+    ) -> None:
+        super().__init__()
+        self.rank: int | None = None
+        self.reports: list[Report] = []
+        self._tasks, self._on_report = tasks, on_report
+        self._retries_left, self._resends_left = retries, _NUM_RESENDS
+        self._kept: KeptTask | None = kept  # until it has ended
+        self._execution: Execution[CodeReply] | None = None
+        self._recorder: OutputRecorder | None = None
+        self._took_s = 0.0  # when it has ended
+        self._num_told = 0  # reports that `on_report` has heard of
+        self._ends = False  # it is to be interrupted, also if it has not begun
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        recorder, rank = self._recorder, self.rank
+        return "" if recorder is None or rank is None else recorder.text(rank)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began on its rank, until its end; 0 before."""
+        execution = self._execution
+        if execution is None or execution.waits_for:
+            return self._took_s
+        return time.monotonic() - execution.started_at
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the function has returned, after waiting for it.
+
+        Ctrl-C (the notebook's stop button) meanwhile ends all tasks of the pool: those that wait
+        are cancelled, those that run are interrupted.
+
+        Raises:
+            SpmdError: it has failed, or its rank has died.
+            CancelledError: it was cancelled.
+            TimeoutError: it still runs after `timeout` seconds, and continues.
+        """
+        __tracebackhide__ = True
+        try:
+            return super().result(timeout)
+        except KeyboardInterrupt:
+            ignore_for_a_moment()
+            self._tasks.stop()
+            raise
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in it; if it has not begun, it is cancelled. Returns at once."""
+        self._ends = True
+        execution = self._execution
+        if not self.cancel() and execution is not None:
+            execution.interrupt()
+
+    def prune(self) -> None:
+        """Have its next `gpupool.report` raise `gpupool.Pruned`."""
+        execution, rank = self._execution, self.rank
+        if execution is not None and rank is not None:
+            self._tasks.all_ranks.engines.control(Stop(str(execution.number)), [rank])
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
+        where = f" on rank {self.rank}" if self.rank is not None else ""
+        return f"Task({'running' if self.running() else state}{where})"
+
+    # ---- in the thread of its rank -------------------------------------------------------
+
+    def _try_on(self, rank: int) -> bool:
+        """Run it on a rank; returns whether it has ended, and is not to be tried again."""
+        assert self._kept is not None
+        if not self.running() and not self.set_running_or_notify_cancel():
+            return True
+        self.rank, self.reports, self._num_told = rank, [], 0
+        secrets = self._tasks.all_ranks.secrets
+        self._recorder = OutputRecorder((rank,), secrets, self._on_output)
+        try:
+            self._execution = self._tasks.variables.begin_task(self._kept, rank, self._recorder)
+            if self._ends:
+                self._execution.interrupt()
+            self._execution.run(self._tell)
+            reply = self._execution.result()[rank]
+            value = unpack(reply.packed) if reply.packed else None
+        except BaseException as error:
+            if not self._ends and self._is_tried_again(error):
+                return False
+            self._end()
+            self.set_exception(error.with_traceback(None))  # no frame of ours is of use
+        else:
+            self._end()
+            self.set_result(value)
+        return True
+
+    def _is_tried_again(self, error: BaseException) -> bool:
+        """Whether it was its rank that failed, and not it."""
+        name = error.first.ename if isinstance(error, SpmdError) else ""
+        if name == ParcelsLostError.__name__:  # that was new, and had nothing when it began
+            self._resends_left -= 1
+            return self._resends_left >= 0
+        if name == EngineDiedError.__name__:
+            self._retries_left -= 1
+            return self._retries_left >= 0
+        return False
+
+    def _end(self) -> None:
+        assert self._recorder is not None
+        self._recorder.finish()
+        self._tell()
+        self._took_s = self.elapsed_s
+        self._kept = self._execution = None
+
+    def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        for event in content if kind is OutputKind.EVENTS else ():
+            if isinstance(event, ReportEvent):
+                self.reports.append(Report(event.step, event.values, self.elapsed_s))
+
+    def _tell(self) -> None:
+        """Tell `on_report` what is new: here, as it may take its time."""
+        while self._on_report is not None and self._num_told < len(self.reports):
+            self._num_told += 1
+            try:
+                self._on_report(self.reports[self._num_told - 1])
+            except Exception:  # the task is not to blame
+                logging.getLogger("gpupool").exception("on_report of a task has failed")
+
+
+class Tasks:
+    """The tasks of a pool: the row of those that wait, and those that run."""
+
+    def __init__(self, all_ranks: Ranks, variables: Variables) -> None:
+        self.all_ranks, self.variables = all_ranks, variables
+        self._lock = threading.Lock()
+        self._row: deque[Task] = deque()
+        self._running: dict[int, Task | None] = {}  # rank -> of those that have a thread
+
+    @property
+    def training_ranks(self) -> Sequence[int]:
+        """The ranks that tasks run on: those with a GPU, or all."""
+        return self.all_ranks.placement.training_ranks
+
+    def submit(
+        self,
+        call: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]],
+        retries: int = 0,
+        on_report: Callable[[Report], None] | None = None,
+    ) -> Task:
+        """Put a (function, args, kwargs) into the row.
+
+        Raises:
+            OptionsError: the function is none, or `retries` negative.
+            TransferError: a part of it cannot be sent.
+        """
+        __tracebackhide__ = True
+        if not callable(call[0]):
+            raise OptionsError.of("fn", call[0], "give a function; its arguments come behind it.")
+        if retries < 0:
+            raise OptionsError.of("retries", retries, "must not be negative.")
+        task = Task(self, self.variables.keep_task(call), retries, on_report)
+        self._put(task)
+        return task
+
+    def stop(self) -> None:
+        """Cancel what waits and interrupt what runs; returns at once."""
+        with self._lock:
+            found = [*self._row, *filter(None, self._running.values())]
+        for task in found:
+            task.interrupt()
+
+    def _put(self, task: Task, *, first: bool = False) -> None:
+        with self._lock:
+            (self._row.appendleft if first else self._row.append)(task)
+            free = [rank for rank in self.training_ranks if rank not in self._running]
+            if free:
+                self._running[free[0]] = None
+                name = f"gpupool-task-{free[0]}"
+                threading.Thread(target=self._serve, args=free[:1], name=name, daemon=True).start()
+
+    def _serve(self, rank: int) -> None:
+        """Run tasks on this rank until none waits."""
+        while True:
+            with self._lock:
+                if not self._row:
+                    del self._running[rank]
+                    return
+                self._running[rank] = task = self._row.popleft()
+            if not task._try_on(rank):
+                self._put(task, first=True)
+            del task  # and what it holds
+
+
+def mapped(
+    tasks: Tasks,
+    fn: Callable[..., Any],
+    iterables: Sequence[Iterable[Any]],
+    ordered: bool,
+    retries: int,
+    return_exceptions: bool,
+) -> Iterator[Any]:
+    """What `pool.map` gives."""
+    __tracebackhide__ = True
+    sizes = [len(one) if isinstance(one, Sized) else None for one in iterables]
+    total = min((size for size in sizes if size is not None), default=None)
+    items = zip(*iterables, strict=False)  # as the built-in map
+    num_ahead = 2 * len(tasks.training_ranks)  # one runs on each rank, and one waits
+    row: deque[Task] = deque()
+    with progress(getattr(fn, "__name__", "map"), total, "tasks") as bar:
+        try:
+            while True:
+                for args in itertools.islice(items, num_ahead - len(row)):
+                    row.append(tasks.submit((fn, args, {}), retries))
+                if not row:
+                    return
+                done = row[0] if ordered else wait(row, return_when=FIRST_COMPLETED).done.pop()
+                error = done.exception()
+                row.remove(done)  # type: ignore[arg-type]
+                bar.advance()
+                if error is not None and not return_exceptions:
+                    raise error
+                yield done.result() if error is None else error
+        except KeyboardInterrupt:
+            ignore_for_a_moment()
+            raise
+        finally:  # an error, a stop, or nobody wants the rest
+            for task in row:
+                task.interrupt()
+            wait(row)
+
+
+class TaskExecutor(Executor):
+    """The ranks of a pool for libraries that want a `concurrent.futures.Executor`."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._max_workers = len(tasks.training_ranks)  # libraries look for this name
+        self._submitted: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of a task."""
+        task = self._tasks.submit((fn, args, kwargs))
+        self._submitted.add(task)
+        task.add_done_callback(self._submitted.discard)
+        return task
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait for what was submitted. The pool lives on, and takes more."""
+        for future in list(self._submitted) if cancel_futures else ():
+            future.cancel()
+        if wait:
+            for future in list(self._submitted):
+                future.exception()
