@@ -197,7 +197,8 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
     known = [*(one.name for one in fields(Cluster) if one.name != "name"), *_MORE]
     for key, value in table.items():
         is_value = key == "env" and "=" in str(value)
-        if is_value or not environ.inheritable({key: str(value)}):
+        name = "" if key in known else key  # `is_private` sounds like a secret
+        if is_value or not environ.inheritable({name: str(value)}):
             raise OptionsError(
                 f"{plain(key)} has a secret, which does not belong into a file: set it in the "
                 "notebook's environment, and `%gpupool env NAME` sends it to the ranks."

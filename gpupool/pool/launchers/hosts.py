@@ -88,7 +88,7 @@ class Agent(Processes):
             raise PoolError(
                 f"{self.who} does not see this home ({opened.why}). What crosses its line can be "
                 "read on the network, so the keys of the pool go by a file of a home that both "
-                "have. `run` in gpupool.toml may name ssh instead, which encrypts."
+                "have. In gpupool.toml via = 'ssh' encrypts; is_private says that your `run` does."
             )
         self.folder = opened.folder
 
