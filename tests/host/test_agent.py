@@ -101,6 +101,7 @@ def test_without_its_notebook_it_ends_and_leaves_nothing(agents: Agents) -> None
     agent.open({}, "the keys", "")
     pid = start_rank(agent)
     until(lambda: gone(pid) and not Path(agent.folder).parent.exists(), 10.0)
+    until(lambda: "heard" in agents.ended.get("rank 1", ""), 10.0)
 
 
 def test_one_that_cannot_start_says_why(agents: Agents) -> None:
