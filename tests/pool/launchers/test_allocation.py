@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -93,6 +94,8 @@ def test_waiting_is_said(shim: Path) -> None:
 def test_a_rejection_is_the_schedulers_own_sentence() -> None:
     with raises(PoolStartError, "Invalid partition name specified"):
         Allocation(cluster(profile="slurm", n=1))
+    with raises(PoolStartError, os.strerror(errno.E2BIG)):
+        Allocation(cluster(profile="slurm", n=1, words=("x" * 200_000,)))
 
 
 @pytest.mark.parametrize("how", [PoolError, KeyboardInterrupt])
