@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from random import SystemRandom
@@ -246,7 +246,8 @@ class Hosts(Launcher):
 
     def stop(self, *, for_good: bool = False) -> None:
         self._over.set()
-        with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
+        # As Python ends no thread can be had; agents hear of its end.
+        with suppress(RuntimeError), ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(Agent.stop, self._agents.values()))
         self._here.stop(for_good=for_good)
         if self._allocation is not None:
