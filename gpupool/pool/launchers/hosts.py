@@ -246,9 +246,11 @@ class Hosts(Launcher):
 
     def stop(self, *, for_good: bool = False) -> None:
         self._over.set()
-        # As Python ends no thread can be had; agents hear of its end.
+        # As Python ends no thread can be had: then one after the other.
         with suppress(RuntimeError), ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(Agent.stop, self._agents.values()))
+        for agent in self._agents.values():
+            agent.stop()
         self._here.stop(for_good=for_good)
         if self._allocation is not None:
             self._allocation.close()
