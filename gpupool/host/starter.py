@@ -120,6 +120,7 @@ class Starter:
                     os.close(descriptor)
             self._reap()
             if self._is_remote and time.monotonic() > self._heard_at + _SILENCE_S:
+                print(f"it had not heard the notebook for {_SILENCE_S:.0f} s", file=sys.stderr)
                 self._serving = False
             elif not heard:
                 self._use_the_quiet()

@@ -83,6 +83,6 @@ def test_what_is_not_there_is_named(notebook: Notebook, lab: Lab) -> None:
 
 def test_a_login_shell_may_print(notebook: Notebook, lab: Lab) -> None:
     lab.write("node1", HOME / ".bashrc", 'echo Welcome; echo \'{"kind": "ready"}\'; echo hm >&2')
-    notebook.run(START)
+    notebook.run("start('ssh', hosts=('node1:2',))")
     assert notebook.spmd(SUM) == {0: 2.0, 1: 2.0}
     notebook.run("pool.stop()")

@@ -31,6 +31,7 @@ def notebook(cluster: Lab) -> Iterator[Notebook]:
     with closing(Notebook(cluster)) as notebook:
         yield notebook
     gone(cluster)
+    assert "Traceback" not in cluster.log("login", "notebook").read_text()
 
 
 def jobs(lab: Lab, what: str = "%T") -> list[str]:

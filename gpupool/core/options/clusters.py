@@ -182,7 +182,8 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
     """A table in which every key is known, and its value of its kind: a text unless said."""
     known = [*(one.name for one in fields(Cluster) if one.name != "name"), *_MORE]
     for key, value in table.items():
-        if not environ.inheritable({key: str(value)}):
+        name = "" if key in known else key  # `is_private` sounds like a secret
+        if not environ.inheritable({name: str(value)}):
             raise OptionsError(
                 f"{plain(key)} has a secret, which does not belong into a file: set it in the "
                 "notebook's environment, and `%gpupool env NAME` sends it to the ranks."

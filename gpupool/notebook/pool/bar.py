@@ -120,7 +120,8 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
 
 def _title(status: PoolStatus) -> str:
     hosts = {rank.host for rank in status.ranks if rank.host}
-    return f"Pool of {len(status.ranks)}" + f" on {len(hosts)} hosts" * bool(hosts)
+    plural = "s" * (len(hosts) > 1)
+    return f"Pool of {len(status.ranks)}" + f" on {len(hosts)} host{plural}" * bool(hosts)
 
 
 def _facts(status: PoolStatus) -> list[str]:

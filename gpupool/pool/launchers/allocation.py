@@ -116,14 +116,19 @@ class Allocation:
 
         The kernel ends it with this thread, so that nothing may be raised here.
         """
-        process = subprocess.Popen(
-            dying_with_us(shlex.split(self._cluster.hold)),
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._output,
-            env=self.environment,
-            start_new_session=True,  # the notebook's interrupt is not meant for it
-        )
+        try:
+            process = subprocess.Popen(
+                dying_with_us(shlex.split(self._cluster.hold)),
+                stdin=subprocess.PIPE,
+                stdout=self._output,
+                stderr=self._output,
+                env=self.environment,
+                start_new_session=True,  # the notebook's interrupt is not meant for it
+            )
+        except OSError as error:  # too many processes, or too long a line
+            os.write(self._output, f"no process can be started ({error.strerror})".encode())
+            self._gone.set()
+            return
         look_at = 0.0
         while not self._closing.wait(_WATCH_S) and process.poll() is None:
             if self.hosts and time.monotonic() >= look_at:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -83,7 +84,7 @@ class Agent(Processes):
             raise PoolError(
                 f"{self.who} does not see this home ({opened.why}). What crosses its line can be "
                 "read on the network, so the keys of the pool go by a file of a home that both "
-                "have. `run` in gpupool.toml may name ssh instead, which encrypts."
+                "have. In gpupool.toml via = 'ssh' encrypts; is_private says that your `run` does."
             )
         self.folder = opened.folder
 
@@ -194,8 +195,11 @@ class Hosts(Forked):
 
     def stop(self, *, for_good: bool = False) -> None:
         self._over.set()
-        with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
+        # As Python ends no thread can be had: then one after the other.
+        with suppress(RuntimeError), ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(Agent.stop, self._agents.values()))
+        for agent in self._agents.values():
+            agent.stop()
         super().stop(for_good=for_good)
         if self._allocation is not None:
             self._allocation.close()

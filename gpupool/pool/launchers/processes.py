@@ -187,7 +187,7 @@ def engine_environment(
     --virtual-local-rank`), without one it counts the ranks of the host. Nothing of ours listens at
     MASTER_PORT.
     """
-    groups, by_default = environ.for_groups(rank.interface)
+    groups, by_default = environ.for_groups(rank.interface if rank.num_nodes > 1 else "")
     return {
         "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
         "OMP_NUM_THREADS": str(rank.num_threads),

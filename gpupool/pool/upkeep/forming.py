@@ -50,7 +50,8 @@ class Forming:
         try:
             server = self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S)[0]
             self.generation += 1  # also if it fails: no other one has its number
-            store = server or str(self._engines.new_file(f"group{self.generation}"))
+            file = self._engines.new_file(f"group{self.generation}").name
+            store = server or f"{self._engines.launch.folder_of(0)}/{file}"  # on their one host
             key = secrets.token_hex(32) if server else ""
             training = list(placed.training_ranks)
             plan = GroupPlan(store, placed.backend, training, placed.training_backend, key)

@@ -79,8 +79,8 @@ def test_inside_a_job_its_hosts_are_taken(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
     file = "[lab]\nrun = 'oarsh {host}'\nhold = 'oarsub -l {n}'\nnetwork = '10.1.0.0/16'\nn = 3"
-    lab = made("lab", file)
-    assert (lab.hold, lab.n, lab.network) == ("oarsub -l 3", 3, "10.1.0.0/16")
+    lab = made("lab", f"{file}\nis_private = true")
+    assert (lab.hold, lab.n, lab.network, lab.is_private) == ("oarsub -l 3", 3, "10.1.0.0/16", True)
     assert "$(./list -a)" in made("lab", "[lab]\nrun = 'rsh {host}'\nhosts = './list -a'").hold
     assert made("ssh", "[ssh]\nhosts = ['a']\nrun = 'ssh -J x {host}'").is_private
     Path("gpupool.toml").rename(tmp_path / "elsewhere")

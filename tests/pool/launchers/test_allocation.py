@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -124,6 +125,8 @@ def test_pods() -> None:
     Path("failed").touch()
     with raises(PoolStartError, "python3: not found"):
         Allocation(cluster("kubernetes", n=4))
+    with raises(PoolStartError, os.strerror(errno.E2BIG)):
+        Allocation(cluster("slurm", words=("x" * 200_000,)))
 
 
 def test_a_notebook_that_is_killed_leaves_no_pod() -> None:
