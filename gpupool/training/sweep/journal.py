@@ -59,12 +59,7 @@ class StoreJournal(journal.BaseJournalBackend):
 def open_study(
     place: str, name: str, direction: Any, metric: str | None, space: dict[str, Any]
 ) -> optuna.Study:
-    """The study of this name; that of an earlier run, if there is one.
-
-    Raises:
-        OptionsError: that run has searched something else.
-        DataError: it cannot be kept there.
-    """
+    """The study of this name, or the one that an earlier run has left; see `run_sweep`."""
     shapes = {name: distribution_to_json(one) for name, one in space.items()}
     wanted = {"space": shapes, "metric": metric, "direction": direction}
     with faults(place, Exception):
@@ -98,8 +93,10 @@ def earlier(study: optuna.Study, grid: Iterator[Params]) -> tuple[list[Trial], I
             known.add(key)
         else:
             again[key] = json.loads(key)
-    left = (one for one in grid if _key(one) not in known.union(again))
-    return finished, itertools.chain((again[key] for key in again if key not in known), left)
+    once_more = [params for key, params in again.items() if key not in known]
+    known.update(again)
+    left = (one for one in grid if _key(one) not in known)
+    return finished, itertools.chain(once_more, left)
 
 
 def ask(study: optuna.Study, space: dict[str, Any], todo: Iterator[Params]) -> optuna.Trial:

@@ -23,6 +23,7 @@ from gpupool.core.formatting import shortened
 from gpupool.core.options import checks, pool_options
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
+from gpupool.pool.session import current_pool
 from gpupool.pool.tasks import Report, Task
 from gpupool.training.sweep.result import SweepProgress, SweepResult, Trial
 from gpupool.training.sweep.space import distributions, grid
@@ -38,7 +39,7 @@ Params = dict[str, Any]
 
 
 def run_sweep(
-    pool: Pool,
+    pool: Pool | None,
     objective: Callable[[Params], Any],
     space: Mapping[str, Any],
     *,
@@ -53,7 +54,10 @@ def run_sweep(
     on: str,
     show: Callable[[SweepProgress], None],
 ) -> SweepResult:
-    """What `gpupool.sweep` does. `show` is called in this thread, at each change and at the end.
+    """What `gpupool.sweep` does; without a pool it is on the one of this notebook.
+
+    Args:
+        show: called in this thread, several times a second and at the end.
 
     Raises:
         OptionsError: an argument is wrong, or the storage has another sweep of this name.
@@ -77,6 +81,7 @@ def run_sweep(
         make_pruner = _maker("pruner", pruner, _PRUNERS, optuna.pruners)
         num, rows = grid(space) if sampler == "grid" else (trials or 0, iter(()))
         study = journal.open_study(place, name, direction, metric, choices)
+        pool = None if on == "notebook" else pool or current_pool(create=True)
         with journal.faults(place):
             # Not the draws of an earlier run once more.
             seed = None if seed is None else seed + len(study.trials)
@@ -88,7 +93,7 @@ def run_sweep(
             ask, tell = partial(journal.ask, study, choices, todo), partial(journal.tell, study)
             sweep = _Sweep(objective, metric, pruner is not None, ask, tell, progress, show)
             with heard_by(sweep.press):
-                sweep.run(pool if on == "ranks" else None)
+                sweep.run(pool)
     if progress.status == "stopped":
         ignore_for_a_moment()
     if sweep.error is not None:
@@ -134,47 +139,46 @@ class _Sweep:
     tell: Callable[[Trial], None]
     progress: SweepProgress
     show: Callable[[SweepProgress], None]
-    running: dict[Task, Trial] = field(default_factory=dict)
-    num_at_once: int = 1
-    began_at: float = field(default_factory=time.monotonic)
-    in_objective: bool = False  # in this thread
-    errors: list[BaseException] = field(default_factory=list)
-    has_worked: bool = False  # some trial
+    _running: dict[Task, Trial] = field(default_factory=dict)
+    _num_at_once: int = 1
+    _began_at: float = field(default_factory=time.monotonic)
+    _in_objective: bool = False  # in this thread
+    _errors: list[BaseException] = field(default_factory=list)
+    _has_worked: bool = False  # some trial
     error: BaseException | None = None
 
     def press(self, is_first: bool) -> None:
         """The user wants the end; by a second press at once."""
         self.progress.status = "stopping"
-        if self.in_objective or not is_first:
+        if self._in_objective or not is_first:
             raise KeyboardInterrupt
 
     @property
-    def goes_on(self) -> bool:
-        """Whether another trial is to begin."""
+    def _goes_on(self) -> bool:
         progress = self.progress
         return progress.status == "running" and len(progress.trials) < progress.num_trials
 
     def run(self, pool: Pool | None) -> None:
         """Have trials run until there are no more: on the ranks, or else in this thread."""
         progress, is_told = self.progress, False
-        self.num_at_once = len(pool.training_ranks) if pool else 1
+        self._num_at_once = len(pool.training_ranks) if pool else 1
         try:
-            while self.goes_on or self.running:
-                while self.goes_on and len(self.running) < self.num_at_once:
-                    self.begin(pool)
-                self.update()
-                wait(self.running, 0.1, FIRST_COMPLETED)
-                for task in [task for task in self.running if task.done()]:
-                    trial = self.running.pop(task)
+            while self._goes_on or self._running:
+                while self._goes_on and len(self._running) < self._num_at_once:
+                    self._begin(pool)
+                self._update()
+                wait(self._running, 0.1, FIRST_COMPLETED)
+                for task in [task for task in self._running if task.done()]:
+                    trial = self._running.pop(task)
                     trial.rank, trial.elapsed_s = task.rank, task.elapsed_s
-                    self.take(trial, task.result)
+                    self._take(trial, task.result)
                 if progress.status == "stopping" and not is_told:
                     is_told = True
-                    self.interrupt()
+                    self._interrupt()
             if progress.status == "running":
                 progress.status = "finished"
         finally:  # also after an error, or a second press
-            self.interrupt()
+            self._interrupt()
             if progress.status != "finished":
                 progress.status = "stopped"
             for trial in progress.trials:
@@ -182,50 +186,48 @@ class _Sweep:
                     trial.state = "stopped"
                     with suppress(Exception):  # of a storage that has failed before
                         self.tell(trial)
-            self.update()
+            self._update()
 
-    def interrupt(self) -> None:
-        """Interrupt what runs."""
-        for task in self.running:
+    def _interrupt(self) -> None:
+        for task in self._running:
             task.interrupt()
 
-    def begin(self, pool: Pool | None) -> None:
-        """Begin a trial on a rank, or run it here."""
+    def _begin(self, pool: Pool | None) -> None:
         asked = self.ask()
         trial = Trial(asked.number, asked.params)
         self.progress.trials.append(trial)
         if pool is None:
-            self.update()
-            self.take(trial, partial(self.run_here, trial, asked))
+            self._update()
+            self._take(trial, partial(self._run_here, trial, asked))
             return
 
         def hear(report: Report) -> None:
-            if self.hear(trial, asked, report.step, report.values):
+            if self._hear(trial, asked, report.step, report.values):
                 task.prune()
 
         task = pool.submit(self.objective, asked.params, retries=1, on_report=hear)
-        self.running[task] = trial
+        self._running[task] = trial
 
-    def run_here(self, trial: Trial, asked: Any) -> Any:
+    def _run_here(self, trial: Trial, asked: Any) -> Any:
         """What the objective returns in this thread."""
 
         def hear(step: int, values: Mapping[str, float]) -> None:
-            if self.hear(trial, asked, step, values):
+            if self._hear(trial, asked, step, values):
                 raise Pruned(f"after step {step}")
 
         before, began_at = current.trial.set(hear), time.monotonic()
-        self.in_objective = True
+        self._in_objective = True
         try:
             value = self.objective(asked.params)
             if self.progress.status == "stopping":  # so was a training in there
                 raise KeyboardInterrupt
             return value
         finally:
-            self.in_objective = False
+            self._in_objective = False
             current.trial.reset(before)
             trial.elapsed_s = time.monotonic() - began_at
 
-    def hear(self, trial: Trial, asked: Any, step: int, values: Mapping[str, float]) -> bool:
+    def _hear(self, trial: Trial, asked: Any, step: int, values: Mapping[str, float]) -> bool:
         """Note what a trial reports; returns whether it is to be pruned."""
         names = list(values) if self.metric is None else [self.metric]
         value = values.get(names[0]) if len(names) == 1 else None
@@ -236,10 +238,10 @@ class _Sweep:
         asked.report(value, step)
         return self.prunes and bool(asked.should_prune())
 
-    def take(self, trial: Trial, result: Callable[[], Any]) -> None:
+    def _take(self, trial: Trial, result: Callable[[], Any]) -> None:
         """Note what has come of a trial; end the sweep if others would do no better."""
         try:
-            trial.value, trial.state = self.value_of(result()), "done"
+            trial.value, trial.state = self._value_of(result()), "done"
         except (Exception, KeyboardInterrupt) as error:
             cause = error.first if isinstance(error, SpmdError) else error
             kind = getattr(cause, "ename", type(cause).__name__)
@@ -247,21 +249,23 @@ class _Sweep:
             if trial.state == "failed":
                 text = str(cause) if isinstance(error, GpuPoolError) else f"{kind}: {error}"
                 trial.error = shortened(text)
-                self.errors.append(error)
-            elif trial.state == "pruned" and trial.course:
+                self._errors.append(error)
+            elif trial.state == "stopped":  # by the pool's own button, say
+                self.progress.status = "stopping"
+            elif trial.course:
                 trial.value = trial.course[-1][1]
         self.tell(trial)
-        self.has_worked |= trial.state in ("done", "pruned")
+        self._has_worked |= trial.state in ("done", "pruned")
         trials, name = self.progress.trials, self.metric or "value"
-        num_tried = min(max(_TRIED, self.num_at_once), self.progress.num_trials)
-        if not self.has_worked and len(self.errors) >= num_tried:
-            self.error, self.progress.status = self.errors[0], "stopping"
+        num_tried = min(max(_TRIED, self._num_at_once), self.progress.num_trials)
+        if not self._has_worked and len(self._errors) >= num_tried:
+            self.error, self.progress.status = self._errors[0], "stopping"
         elif self.prunes and trial.state == "done" and not any(one.course for one in trials):
             how = f"call gpupool.report(step, {name}=...) in the objective"
             self.error = OptionsError(f"the pruner judges by reports of {name}: {how}.")
             self.progress.status = "stopping"
 
-    def value_of(self, returned: Any) -> float:
+    def _value_of(self, returned: Any) -> float:
         """The metric in what an objective has returned."""
         if isinstance(returned, Mapping):
             returned = returned.get(self.metric, f"{returned} without {self.metric!r}")
@@ -270,14 +274,13 @@ class _Sweep:
                 return value
         raise OptionsError(f"the objective has returned {shortened(str(returned))}: no number.")
 
-    def update(self) -> None:
-        """Show how far it is."""
+    def _update(self) -> None:
         progress = self.progress
-        for task, trial in self.running.items():
+        for task, trial in self._running.items():
             trial.rank, trial.elapsed_s = task.rank, task.elapsed_s
-        progress.elapsed_s, progress.left_s = time.monotonic() - self.began_at, None
+        progress.elapsed_s, progress.left_s = time.monotonic() - self._began_at, None
         lasted = [one.elapsed_s for one in progress.trials if one.state in ("done", "pruned")]
         if lasted and progress.status == "running":
             num_left = progress.num_trials - sum(t.state != "running" for t in progress.trials)
-            progress.left_s = mean(lasted) * num_left / self.num_at_once
+            progress.left_s = mean(lasted) * num_left / self._num_at_once
         self.show(progress)

@@ -26,11 +26,9 @@ def swept(
         shown.append(progress.status)
 
     result = run_sweep(pool, objective, space, **{"show": show, **USUAL, **given})
-    numbers = [trial.number for trial in result.progress.trials]
-    assert len(set(numbers)) == len(numbers)
-    if result.progress.status == "finished":
-        assert len(numbers) == result.progress.num_trials
-    assert "show" in given or shown[-1] in ("finished", "stopped")
+    numbers = {trial.number for trial in result.progress.trials}
+    assert len(numbers) == len(result.progress.trials)
+    assert shown[-1] == result.progress.status
     return result
 
 
@@ -39,24 +37,19 @@ def states(result: SweepResult) -> list[str]:
     return [trial.state for trial in result.progress.trials]
 
 
-def noting(folder: Path, then: Callable[[Any], None] = lambda x: None) -> Callable[..., float]:
-    """An objective whose value is its x; it leaves a file for each time that it has run to its end.
-
-    Args:
-        then: what it does before.
-    """
+def noting(folder: Path, before: Callable[[Any], None] = lambda x: None) -> Callable[..., float]:
+    """An objective whose value is its x; it leaves a file for each time that it has run."""
 
     def objective(params: dict[str, Any]) -> float:
         import uuid
 
-        x = params["x"]
-        then(x)
-        (folder / f"{x}-{uuid.uuid4()}").touch()
-        return float(x)
+        before(params["x"])
+        (folder / f"{params['x']}-{uuid.uuid4()}").touch()
+        return float(params["x"])
 
     return objective
 
 
 def noted(folder: Path) -> list[int]:
     """The x of each objective that has run to its end, sorted."""
-    return sorted(int(path.name.partition("-")[0]) for path in folder.iterdir())
+    return sorted(int(path.name.partition("-")[0]) for path in folder.glob("*-*"))
