@@ -13,8 +13,10 @@ from typing import Any
 
 import optuna
 from optuna.distributions import distribution_to_json
+from optuna.exceptions import OptunaError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, journal
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError
 from gpupool.core.urls import without_passwords
@@ -116,7 +118,7 @@ def tell(study: optuna.Study, trial: Trial) -> None:
 @contextmanager
 def faults(place: str, *more: type[Exception]) -> Iterator[None]:
     """What a storage raises inside, as one sentence without a password."""
-    kinds: tuple[type[Exception], ...] = (OSError, optuna.exceptions.StorageInternalError, *more)
+    kinds: tuple[type[Exception], ...] = (OSError, OptunaError, SQLAlchemyError, *more)
     try:
         yield
     except GpuPoolError:

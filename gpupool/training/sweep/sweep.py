@@ -181,11 +181,12 @@ class _Sweep:
             self._interrupt()
             if progress.status != "finished":
                 progress.status = "stopped"
-            for trial in progress.trials:
-                if trial.state == "running":
-                    trial.state = "stopped"
-                    with suppress(Exception):  # of a storage that has failed before
-                        self.tell(trial)
+            left = [trial for trial in progress.trials if trial.state == "running"]
+            for trial in left:
+                trial.state = "stopped"
+            with suppress(Exception):  # the storage may be what has failed
+                for trial in left:
+                    self.tell(trial)
             self._update()
 
     def _interrupt(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from gpupool import DataError, OptionsError, Pool
@@ -53,6 +55,16 @@ def test_the_same_name_goes_on_and_what_is_finished_counts(
         assert len(swept(pool2, **{**usual, "name": "b"}).progress.trials) == 5
 
 
+@pytest.mark.parametrize("kind", ["{}/sweep.log", "sqlite:///{}/sweep.db"])
+def test_a_storage_that_is_lost_ends_the_sweep(pool2: Pool, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    noted_here = noting(tmp_path, lambda x: shutil.rmtree(folder))
+    with pytest.raises(DataError, match=r"folder/sweep\."):
+        swept(pool2, noted_here, {"x": range(99)}, storage=kind.format(folder), on="notebook")
+    assert noted(tmp_path) == [0]
+
+
 def test_a_store_has_one_writer_and_a_bucket(pool2: Pool, s3: SeaweedServer) -> None:
     with environment(s3.env):
         url = f"{s3.make_bucket('writers')}/sweep"
@@ -87,6 +99,12 @@ def test_what_has_failed_is_tried_again(pool2: Pool, tmp_path: Path) -> None:
     assert sorted(states(first)) == 3 * ["done"] + 3 * ["failed"]
     assert states(swept(pool2, noting(tmp_path), space, storage=storage)) == 6 * ["done"]
     assert noted(tmp_path) == [*range(6)]
+
+
+def test_optuna_says_what_a_trial_that_waits_is_to_try() -> None:
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 1})
+    assert study.trials[0].system_attrs["fixed_params"] == {"x": 1}
 
 
 @pytest.mark.timeout(300)
