@@ -76,12 +76,12 @@ class SweepResult:
         ]
 
     def __repr__(self) -> str:
-        rows = [[_shown(*cell) for cell in row.items()] for row in self.table()]
-        lines = [list(row) for row in self.table()[:1]] + rows
+        rows = self.table()
+        lines = [list(row) for row in rows[:1]]
+        for row in rows:
+            lines.append(
+                [measured(n, v) if isinstance(v, float | None) else str(v) for n, v in row.items()]
+            )
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([f"Sweep {self.progress.name!r}, {self.progress.status}", *text])
-
-
-def _shown(name: str, value: Any) -> str:
-    return measured(name, value) if isinstance(value, float | None) else str(value)
