@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
+from gpupool.core import current
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
@@ -32,6 +33,7 @@ from gpupool.core.wire.events import (
     ResumeEvent,
     StartEvent,
     StepEvent,
+    ValidationEvent,
     WarningEvent,
 )
 from gpupool.core.wire.output import OnOutput, OutputKind
@@ -98,6 +100,8 @@ class TrainingRun:
         self._model = copy.deepcopy(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
+        self._trial = current.trial.get()  # of a sweep
+        self._ended_by: Exception | None = None  # what that has raised
         self._reply = TrainReply()  # of the first rank
         self._end: EndEvent | None = None  # added when all have replied and the weights are there
         self._finished = threading.Event()
@@ -195,8 +199,8 @@ class TrainingRun:
                 ignore_for_a_moment()
                 interrupts += 1
                 self._on_press(interrupts == 1)
-        if self._error is not None:
-            raise self._error
+        if (error := self._error or self._ended_by) is not None:
+            raise error
         found = self._result()
         if found is None:
             found = TrainingResult(
@@ -300,12 +304,25 @@ class TrainingRun:
             # Without a checkpoint the training begins again, and no ResumeEvent says from where.
             elif isinstance(event, StepEvent) and event.step == 1:
                 self._restarts.went_on_from(0)
+            elif isinstance(event, ValidationEvent):
+                self._tell_trial(event)
             self.history.add(event)
         self.history.restarts = list(self._restarts.sentences)
         # The StartEvent of another attempt has set it back.
         if self._stopping and self.history.status == "training":
             self.history.status = "stopping"
         self._notify()
+
+    def _tell_trial(self, event: ValidationEvent) -> None:
+        """Report a validation to the trial of a sweep that this is part of, which may end it."""
+        if self._trial is None or self._ended_by is not None:
+            return
+        values = {"loss": event.loss, "accuracy": event.accuracy, **event.metrics}
+        try:
+            self._trial(event.step, {n: value for n, value in values.items() if value is not None})
+        except Exception as error:
+            self._ended_by = error
+            self.stop()
 
     def _on_print(self, rank: int, kind: OutputKind, content: Any) -> None:
         for listener in self._output_listeners:

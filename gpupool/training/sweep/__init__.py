@@ -1,0 +1,1 @@
+"""Tries parameters of a space, a trial on each rank, as Optuna proposes them."""

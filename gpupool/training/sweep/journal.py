@@ -1,0 +1,140 @@
+"""The study of a sweep, kept in a file, a data base or a store. Runs on the client."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import optuna
+from optuna.distributions import distribution_to_json
+from optuna.exceptions import OptunaError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, journal
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from gpupool.core.errors import DataError, GpuPoolError, OptionsError
+from gpupool.core.urls import without_passwords
+from gpupool.data.stores.store_errors import without_secrets
+from gpupool.data.stores.writable import Target
+from gpupool.training.sweep.result import Trial
+
+_DATABASES = {"sqlite", "mysql", "mariadb", "postgresql", "oracle", "mssql"}
+_LOCKED_S = 3  # a notebook that was killed may have left its lock
+_FINISHED = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
+_STATES = {state: told for told, state in _FINISHED.items()}
+_key = partial(json.dumps, sort_keys=True)  # of parameters
+Params = dict[str, Any]
+
+
+class StoreJournal(journal.BaseJournalBackend):
+    """Optuna's journal in a folder of any store: an object for each batch of logs; one writer."""
+
+    def __init__(self, url: str) -> None:
+        self._target = Target(url)
+        self._target.check()
+        names = [name for name in self._target.names() if name.endswith(".jsonl")]
+        self._num_objects = len(names)
+        with ThreadPoolExecutor() as threads:
+            texts = threads.map(self._target.get, names)
+        self._lines = [line for text in texts for line in text.splitlines()]
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        """The logs from a number on."""
+        return [json.loads(line) for line in self._lines[log_number_from:]]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Put logs at the end."""
+        lines = [json.dumps(log).encode() for log in logs]
+        name = f"{self._num_objects:08}.jsonl"
+        if not self._target.put(name, b"\n".join(lines), is_new=True):
+            raise DataError(f"{self._target.name(name)}: another notebook runs this sweep", "other")
+        self._num_objects += 1
+        self._lines += lines
+
+
+def open_study(
+    place: str, name: str, direction: Any, metric: str | None, space: dict[str, Any]
+) -> optuna.Study:
+    """The study of this name, or the one that an earlier run has left; see `run_sweep`."""
+    shapes = {name: distribution_to_json(one) for name, one in space.items()}
+    wanted = {"space": shapes, "metric": metric, "direction": direction}
+    with faults(place, Exception):
+        study = optuna.create_study(
+            storage=_opened(place), study_name=name, direction=direction, load_if_exists=True
+        )
+        if not study.user_attrs and not study.get_trials():
+            study.set_user_attr("gpupool", wanted)
+        kept = study.user_attrs.get("gpupool", {})
+    for what, value in wanted.items():
+        if kept.get(what) != value:
+            there = f"storage={without_passwords(place)!r} has a sweep {name!r}"
+            raise OptionsError(f"{there} with another {what}: give this one another name.")
+    return study
+
+
+def earlier(study: optuna.Study, grid: Iterator[Params]) -> tuple[list[Trial], Iterator[Params]]:
+    """The trials that an earlier run has finished; and the parameters of those that it has not, and
+    that are tried again, before what is left of a grid."""
+    finished, again, known = [], {}, set()
+    for one in study.get_trials():
+        key = _key(one.system_attrs.get("fixed_params") or one.params)
+        if one.state is TrialState.RUNNING:  # the notebook was killed
+            study.tell(one.number, state=TrialState.FAIL)
+        if one.state in _FINISHED:
+            course = sorted(one.intermediate_values.items())
+            trial = Trial(one.number, one.params, _FINISHED[one.state], one.value, course)
+            trial.elapsed_s = one.duration.total_seconds() if one.duration else 0.0
+            finished.append(trial)
+        if one.state in _FINISHED or one.state is TrialState.WAITING:  # which comes next anyway
+            known.add(key)
+        else:
+            again[key] = json.loads(key)
+    once_more = [params for key, params in again.items() if key not in known]
+    known.update(again)
+    left = (one for one in grid if _key(one) not in known)
+    return finished, itertools.chain(once_more, left)
+
+
+def ask(study: optuna.Study, space: dict[str, Any], todo: Iterator[Params]) -> optuna.Trial:
+    """The next trial."""
+    if (params := next(todo, None)) is not None:
+        study.enqueue_trial(params)
+    return study.ask(space)
+
+
+def tell(study: optuna.Study, trial: Trial) -> None:
+    """How a trial has ended."""
+    value = trial.value if trial.state == "done" else None
+    with suppress(RuntimeError):  # a sampler of the user's that has no more to try
+        study.tell(trial.number, value, _STATES.get(trial.state, TrialState.FAIL))
+
+
+@contextmanager
+def faults(place: str, *more: type[Exception]) -> Iterator[None]:
+    """What a storage raises inside, as one sentence without a password."""
+    kinds: tuple[type[Exception], ...] = (OSError, OptunaError, SQLAlchemyError, *more)
+    try:
+        yield
+    except GpuPoolError:
+        raise
+    except kinds as error:
+        text = without_secrets(str(error).strip().split("\n")[0], {}, place)
+        shown = without_passwords(place)
+        raise DataError(f"storage={shown!r} cannot be used: {text}", "other", shown) from None
+
+
+def _opened(place: str) -> BaseStorage | None:
+    scheme, is_url, _ = place.partition("://")
+    if scheme.partition("+")[0] in _DATABASES:
+        return RDBStorage(place)
+    if is_url:
+        return JournalStorage(StoreJournal(place))
+    path = os.path.expanduser(place)
+    lock = journal.JournalFileSymlinkLock(path, grace_period=_LOCKED_S)
+    return JournalStorage(journal.JournalFileBackend(path, lock_obj=lock)) if place else None
