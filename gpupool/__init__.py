@@ -12,6 +12,7 @@ Training
     TrainingOptions              how: `gpupool.TrainingOptions?` lists every option
     predict, evaluate, confusion use a trained network on a data set
     compare                      several trainings side by side
+    sweep, log                   search parameters, a network on each rank; report, Pruned in it
     replace_head                 a network for your own classes
     save, load, load_weights     networks in files and stores
 Data

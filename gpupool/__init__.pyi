@@ -39,6 +39,7 @@ from .engine.own_loop.sharding import weighted_loss as weighted_loss
 from .engine.training.callbacks import CallbackInfo as CallbackInfo
 from .notebook.extension import load_ipython_extension as load_ipython_extension
 from .notebook.extension import unload_ipython_extension as unload_ipython_extension
+from .notebook.sweep import sweep as sweep
 from .notebook.train import train as train
 from .pool.pool import Pool as Pool
 from .pool.result import SpmdResult as SpmdResult
@@ -58,6 +59,7 @@ from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict
 from .training.result import TrainingResult as TrainingResult
 from .training.run import TrainingRun as TrainingRun
+from .training.sweep.space import log as log
 from .training.worst import WorstSamples as WorstSamples
 
 __version__: str

@@ -35,6 +35,7 @@ _SHOWN = (
     ),
     ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
+    ("training.sweep.result", "SweepResult", "sweep_view.result_html", ""),
     ("training.worst", "WorstSamples", "data_view.preview_html", ""),
 )
 # (module, type, what shows one in a notebook: live, as no picture of one moment could)

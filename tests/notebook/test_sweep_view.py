@@ -1,0 +1,66 @@
+"""A sweep as a picture that stays, and as lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gpupool.notebook.sweep_view import MAX_ROWS, MAX_RUNNING_ROWS, SweepView, sweep_html
+from gpupool.training.sweep.result import SweepProgress, Trial
+from tests.notebook.page.test_hostile_markup import HOSTILE, assert_harmless
+
+COURSE = [(1, 0.4), (2, float("nan")), (3, 0.9)]
+DONE = Trial(0, {"lr": 0.0125, "layers": 64}, "done", 0.9, COURSE, 1, 12.0)
+FAILED = Trial(2, {"lr": 0.5}, "failed", None, [], 1, 0.5, "ValueError: no <b>")
+RUNNING = Trial(3, {"lr": 0.2})
+TRIALS = [DONE, Trial(1, {"lr": 1e-5}, "pruned", 0.1, [(1, 0.1)], 0, 2.0), FAILED, RUNNING]
+SWEEP = SweepProgress("digits", "accuracy", "maximize", TRIALS, 40, 14.0, 120.0)
+ROW = re.compile(r"<tr( style=[^>]*)?><th scope=\"row\"[^>]*>(\d+)</th>(.*?)</tr>")
+
+
+def rows(progress: SweepProgress) -> dict[int, tuple[bool, str]]:
+    return {int(n): (bool(ring), row) for ring, n, row in ROW.findall(sweep_html(progress))}
+
+
+def test_each_trial_has_a_row_and_the_best_is_ringed_and_named() -> None:
+    html, found = sweep_html(SWEEP), rows(SWEEP)
+    for n, (is_ringed, row) in found.items():
+        assert is_ringed == (">best<" in row) == (n == 0)
+    assert all(f">{trial.state}<" in found[trial.number][1] for trial in TRIALS)
+    for shown in (">0.0125<", ">64<", ">90.0 %<", 'label="2 reports, the last 90.0 %"'):
+        assert shown in found[0][1]
+    assert "Best: trial 0: accuracy 90.0 % with lr 0.0125, layers 64" in html
+    assert "digits: 3 of 40 trials, about 2 min 0 s left" in html
+    assert '<progress value="0.075" aria-label="Trials"' in html
+    assert "<progress" not in sweep_html(replace(SWEEP, status="finished"))
+
+
+def test_of_too_many_trials_the_best_those_that_run_and_the_last_have_rows() -> None:
+    for status, limit in (("running", MAX_RUNNING_ROWS), ("stopped", MAX_ROWS)):
+        trials = [replace(DONE, number=n, value=0.5) for n in range(limit + 30)]
+        trials[0], trials[2] = replace(RUNNING, number=0), replace(DONE, number=2, value=1.0)
+        progress = replace(SWEEP, trials=trials, status=status)
+        assert list(rows(progress)) == [0, 2, *range(32, limit + 30)]
+        assert "30 more trials" in sweep_html(progress)
+
+
+def test_odd_names_values_and_courses() -> None:
+    odd = replace(DONE, number=1, params={HOSTILE: HOSTILE}, course=[(5, 1e308), (5, 1e308)])
+    trials = [DONE, odd, replace(odd, state="failed", error=HOSTILE)]
+    assert_harmless(sweep_html(replace(SWEEP, name=HOSTILE, metric=HOSTILE, trials=trials)))
+    assert "<table" not in sweep_html(replace(SWEEP, trials=[], left_s=None))
+
+
+def test_without_a_notebook_each_trial_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    view = SweepView()
+    for progress in (replace(SWEEP, trials=[RUNNING]), SWEEP, SWEEP):
+        view(progress)
+    assert capsys.readouterr().out.splitlines() == [
+        "trial 0: accuracy 90.0 % with lr 0.0125, layers 64; done in 12 s",
+        "trial 1: accuracy 10.0 % with lr 1e-05; pruned in 2.0 s",
+        "trial 2: ValueError: no <b> with lr 0.5; failed in 0.5 s",
+    ]
+    view(replace(SWEEP, status="finished"))
+    assert len(capsys.readouterr().out.splitlines()) == 2
