@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any, NamedTuple
 
-from gpupool.core.errors import EngineDiedError, OptionsError, SpmdError
+from gpupool.core.errors import EngineDiedError, OptionsError, ParcelsLostError, SpmdError
 from gpupool.core.progress import progress
 from gpupool.core.wire.events import ReportEvent
 from gpupool.core.wire.output import OutputKind
@@ -30,7 +30,7 @@ from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.parcels import KeptTask
 from gpupool.pool.variables.variables import Variables
 
-_DIED = EngineDiedError.__name__
+_NUM_RESENDS = 3
 
 
 class Report(NamedTuple):
@@ -54,7 +54,8 @@ class Task(Future[Any]):
         super().__init__()
         self.rank: int | None = None
         self.reports: list[Report] = []
-        self._tasks, self._retries_left, self._on_report = tasks, retries, on_report
+        self._tasks, self._on_report = tasks, on_report
+        self._retries_left, self._resends_left = retries, _NUM_RESENDS
         self._kept: KeptTask | None = kept  # until it has ended
         self._execution: Execution[CodeReply] | None = None
         self._recorder: OutputRecorder | None = None
@@ -127,12 +128,11 @@ class Task(Future[Any]):
             self._execution = self._tasks.variables.begin_task(self._kept, rank, self._recorder)
             if self._ends:
                 self._execution.interrupt()
-            reply = self._execution.result(self._tell)[rank]
+            self._execution.run(self._tell)
+            reply = self._execution.result()[rank]
             value = unpack(reply.packed) if reply.packed else None
         except BaseException as error:
-            is_lost = isinstance(error, SpmdError) and error.first.ename == _DIED
-            if is_lost and self._retries_left and not self._ends:
-                self._retries_left -= 1
+            if not self._ends and self._is_tried_again(error):
                 return False
             self._end()
             self.set_exception(error.with_traceback(None))  # no frame of ours is of use
@@ -140,6 +140,17 @@ class Task(Future[Any]):
             self._end()
             self.set_result(value)
         return True
+
+    def _is_tried_again(self, error: BaseException) -> bool:
+        """Whether it was its rank that failed, and not it."""
+        name = error.first.ename if isinstance(error, SpmdError) else ""
+        if name == ParcelsLostError.__name__:  # that was new, and had nothing when it began
+            self._resends_left -= 1
+            return self._resends_left >= 0
+        if name == EngineDiedError.__name__:
+            self._retries_left -= 1
+            return self._retries_left >= 0
+        return False
 
     def _end(self) -> None:
         assert self._recorder is not None

@@ -49,6 +49,7 @@ class Execution(Generic[Value]):
 
     Args:
         on_notice: hears what the user should know meanwhile; without it that is on stderr.
+        starts: it runs in a thread of its own; else in that which calls `run`.
 
     Raises:
         PoolError: nothing can run on the ranks.
@@ -61,6 +62,7 @@ class Execution(Generic[Value]):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_notice: OnNotice | None = None,
+        starts: bool = True,
     ) -> None:
         all_ranks.wait_until_usable()
         heed_again()
@@ -100,7 +102,9 @@ class Execution(Generic[Value]):
         title = next((call.title for call in calls.values()), "")
         self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
         self.waits_for = all_ranks.turns.begin(self._turn)
-        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        if not starts:
+            return
+        thread = threading.Thread(target=self.run, name="gpupool-execution", daemon=True)
         try:  # from here on it ends by itself, and leaves the row of turns
             thread.start()
         except BaseException:
@@ -172,10 +176,11 @@ class Execution(Generic[Value]):
 
     # ---- in the supervising thread -------------------------------------------------------
 
-    def _supervise(self) -> None:
+    def run(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Run it, and return when it has ended; `tick` is called now and then."""
         try:
             if self._begin():
-                self._wait_for_ranks()
+                self._wait_for_ranks(tick)
         except Exception as error:  # whoever waits has to hear of it
             self._fail(error)
         finally:
@@ -233,9 +238,10 @@ class Execution(Generic[Value]):
                 self._all_ranks.on_lost(rank, [number for number, _ in sent])
             self.errors[rank] = without_reply(rank, error, self._hidden).error
 
-    def _wait_for_ranks(self) -> None:
+    def _wait_for_ranks(self, tick: Callable[[], None]) -> None:
         pending = set(self._futures)
         while pending:
+            tick()
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             ranks = sorted(self._futures[future] for future in pending)

@@ -113,7 +113,7 @@ def _is_safe(obj: Any) -> bool:
     return name.partition(".")[0] in _SAFE
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Parcel:
     """A value that was or will be sent.
 

@@ -62,7 +62,7 @@ class Variables:
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._versions = Versions()
         self.losses = Losses()
-        self._kept = weakref.WeakSet[KeptTask]()  # tasks that have not ended
+        self._kept = weakref.WeakValueDictionary[int, Parcel]()  # of tasks that have not ended
         # what code of ranks is called by -> names that it may read
         self._rank_reads: dict[str, Collection[str]] = {}
 
@@ -350,12 +350,12 @@ class Variables:
             shipment = self._gather(parcel.names_read, names)
             numbers = self.parcels.with_needs({*shipment.numbers.values(), *parcel.needs})
             kept = KeptTask(parcel, shipment, [self.parcels.by_number[n] for n in sorted(numbers)])
-            self._kept.add(kept)
+            self._kept.update((one.number, one) for one in kept.parcels)
             self._note(shipment, names)
         return kept
 
     def begin_task(self, task: KeptTask, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
-        """Start it on a rank."""
+        """It on a rank, to be run by the thread that asks."""
         self._all_ranks.wait_until_usable()  # a new rank has nothing
         shipment = replace(task.shipment)  # the same may be tried on another rank
         with self._lock:
@@ -366,7 +366,7 @@ class Variables:
                 self.losses.note(name, {rank: True})
         bindings = self.bindings(shipment, [rank])[rank]
         call = RunTask(task.parcel.wire, task.parcel.sources, bindings=bindings)
-        execution = Execution(self._all_ranks, {rank: call}, on_output)
+        execution = Execution(self._all_ranks, {rank: call}, on_output, starts=False)
         execution.keeps = task, shipment
         return execution
 
@@ -485,12 +485,13 @@ class Variables:
     def _values(self, parcels: Sequence[Parcel], shipment: Shipment, place: Place) -> Values:
         """These parcels for a rank, what names mean with them, and where the notebook is."""
         along = {parcel.number: parcel.wire for parcel in parcels}
-        kept = {parcel.number for task in self._kept for parcel in task.parcels}
         return Values(
             list(along.items()),
             shipment.numbers,
             shipment.aliases,
-            wanted=sorted({*self.parcels.by_number, *shipment.numbers.values(), *along, *kept}),
+            wanted=sorted(
+                {*self.parcels.by_number, *shipment.numbers.values(), *along, *self._kept}
+            ),
             place=place,
             sources={name: text for p in parcels for name, text in p.sources.items()},
         )
