@@ -1,4 +1,4 @@
-"""The pages of docs/how-to: what they name is there; with `--long` all of it is executed.
+"""The pages of docs/how-to, and a guide: what they name is there, and all of it is executed.
 
 A table whose last column is headed `gpupool.train` has calls, or options of one: these are given
 to a training of the page's network on its data.
@@ -24,6 +24,7 @@ from gpupool import Pool
 pytestmark = pytest.mark.long
 
 FOLDER = Path(__file__).parents[2] / "docs" / "how-to"
+GUIDE = FOLDER.parent / "guides" / "many-networks.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [path.stem for path in sorted(FOLDER.glob("from-*.md"))]
 NEEDS = {
@@ -104,6 +105,22 @@ def test_a_page_is_executed(
         except Exception as error:
             error.add_note(f"in piece {number} of {stem}.md: {code}")
             raise
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_the_guide_of_many_networks_is_executed(
+    pool2: Pool, names: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    pool2.run(os.chdir, str(folder))
+    torch.manual_seed(0)
+    for code in BLOCK.findall(GUIDE.read_text()):
+        if not code.startswith("%"):
+            exec(compile(code, GUIDE.name, "exec"), names)
+    assert len(names["trained"]) == len(names["nets"])
+    assert names["squares"] == [n**2 for n in range(8)]
+    assert [len(names["heard"]), names["error"].first.ename] == [3, "ZeroDivisionError"]
 
 
 def test_every_page_is_named_in_the_readme() -> None:

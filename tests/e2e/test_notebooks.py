@@ -50,7 +50,7 @@ def as_read(source: str, outputs: list[dict[str, Any]]) -> tuple[str, str, str]:
 
 
 def test_they_are_in_order() -> None:
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07"]
 
 
 @pytest.mark.parametrize("path", ALL, ids=NAMES)
@@ -192,4 +192,14 @@ def test_06_a_loop_of_ones_own_learns_alike_on_all_ranks(run: Run) -> None:
     assert text.startswith("Own loop: finished, step 12 of 12, loss ")
     assert html.count("data:image/svg+xml") == 1
     assert find(cells, "of_rank_0")[0].strip() == "[0, 1] True"
+    assert float(re.findall(r"'accuracy': ([\d.]+)", find(cells, "evaluate")[0])[0]) > 0.3
+
+
+@pytest.mark.long
+def test_07_a_search_goes_on_where_it_was(run: Run) -> None:
+    cells = run("07")
+    assert find(cells, "pool.submit(")[0].count(" on rank ") == 4
+    assert find(cells, "futures[-1].text")[0].count("epoch ") == 4
+    assert find(cells, "trials=12")[0].count("accuracy") > 0
+    assert len(re.findall(r"'(lr|width|depth)': ", find(cells, "get_param_importances")[0])) == 6
     assert float(re.findall(r"'accuracy': ([\d.]+)", find(cells, "evaluate")[0])[0]) > 0.3

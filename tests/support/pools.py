@@ -1,13 +1,15 @@
-"""Pools of CPU ranks that all tests of a process share, by their number of ranks."""
+"""Pools of CPU ranks that all tests of a process share, and the notebook's names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from gpupool import Pool, PoolOptions
 from gpupool.core.errors import PoolError
+from gpupool.core.wire.pickles import namespace
 from gpupool.pool import session
 from tests.support.environment import environment, plain_environment
 
@@ -93,3 +95,13 @@ def pool2(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 def pool3(pools: Pools) -> Pool:
     """The shared pool of three."""
     return pools[3]
+
+
+@pytest.fixture
+def names() -> Iterator[dict[str, Any]]:
+    """The notebook's names, as they were before when the test is over."""
+    space = namespace()
+    before = dict(space)
+    yield space
+    space.clear()
+    space.update(before)

@@ -127,14 +127,16 @@ def wait_for(path: Path) -> str:
     return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)"
 
 
-def press_when(holds: Callable[[], bool]) -> threading.Thread:
-    """Press Ctrl-C, from a thread, when this holds and the main thread waits for ranks.
+def press_when(
+    holds: Callable[[], bool], waits_in: tuple[str, str] = ("execution.py", "result")
+) -> threading.Thread:
+    """Press Ctrl-C, from a thread, when this holds and the main thread waits in this function.
 
     At any other moment it would end the tests.
     """
 
     def press() -> None:
-        until(lambda: holds() and _main_waits(), 30.0, "the moment to press Ctrl-C")
+        until(lambda: holds() and _main_waits(waits_in), 30.0, "the moment to press Ctrl-C")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press)
@@ -142,14 +144,14 @@ def press_when(holds: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
-def _main_waits() -> bool:
-    """Whether the main thread is in `Execution.result`, in the middle of its waiting."""
+def _main_waits(waits_in: tuple[str, str]) -> bool:
+    """Whether the main thread is in this function, in the middle of its waiting."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     names = set()
     while frame is not None:
         names.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
         frame = frame.f_back
-    return {("execution.py", "result"), ("threading.py", "wait")} <= names
+    return {waits_in, ("threading.py", "wait")} <= names
 
 
 def notebook(script: str, *arguments: str) -> subprocess.Popen[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,6 @@ from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.cells.views import QuietView
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.raising import raises
-
-
-@pytest.fixture
-def names() -> Iterator[dict[str, Any]]:
-    """The notebook's names, as they were before when the test is over."""
-    space = namespace()
-    before = dict(space)
-    yield space
-    space.clear()
-    space.update(before)
 
 
 def cell(pool: Pool, source: str, ranks: str = "all") -> Any:
