@@ -34,7 +34,7 @@ def sweep(
 
     Args:
         objective: (params) -> value of the metric; `gpupool.report(step, loss=...)` draws its way.
-        space: {name: a list of values, a range, or `gpupool.log(1e-5, 1e-1)`}.
+        space: {name: a list of values, a range, (low, high), `gpupool.log(1e-5, 1e-1)`}.
         trials: how many there are in all; of a "grid" all combinations, unless it is given.
         sampler: "tpe", "gp" (Gaussian process), "random", "grid", or one of Optuna's.
         pruner: "median", "hyperband", "successive_halving", or one of Optuna's: ends weak trials.

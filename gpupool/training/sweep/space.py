@@ -1,4 +1,4 @@
-"""What a sweep may choose from: lists, ranges and ranges on a log scale. Runs on the client."""
+"""What a sweep may choose from: lists, ranges, also on a log scale. Runs on the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import pool_options
 
-_KINDS = "give a list of values, a range of whole numbers, or gpupool.log(low, high)"
+_KINDS = "give a list of values, a range of whole numbers, (low, high) or gpupool.log(low, high)"
 
 
 class LogRange(NamedTuple):
@@ -37,8 +37,9 @@ def distributions(space: Any) -> dict[str, Any]:
         raise OptionsError(f"space={space!r}: write {{'width': [64, 128]}}; for a name {_KINDS}.")
     found: dict[str, Any] = {}
     for name, values in space.items():
-        if isinstance(values, LogRange):
-            found[name] = FloatDistribution(*values, log=True)
+        if isinstance(values, tuple) and _is_interval(values):
+            low, high = values
+            found[name] = FloatDistribution(low, high, log=isinstance(values, LogRange))
         elif not isinstance(values, list | range) or not values:
             raise OptionsError(f"space[{name!r}]={values!r} is nothing to choose from: {_KINDS}.")
         elif isinstance(values, range):
@@ -50,9 +51,17 @@ def distributions(space: Any) -> dict[str, Any]:
     return found
 
 
+def _is_interval(values: tuple[Any, ...]) -> bool:
+    return (
+        len(values) == 2
+        and all(isinstance(one, int | float) and math.isfinite(one) for one in values)
+        and values[0] < values[1]
+    )
+
+
 def grid(space: Mapping[str, Any]) -> tuple[int, Iterator[dict[str, Any]]]:
     """How many combinations of values there are, and each of them."""
-    if endless := [name for name, values in space.items() if isinstance(values, LogRange)]:
+    if endless := [name for name, values in space.items() if isinstance(values, tuple)]:
         raise OptionsError(f"sampler='grid' tries all values: give a list for {endless[0]!r}.")
     rows = itertools.product(*space.values())
     return math.prod(map(len, space.values())), (dict(zip(space, row, strict=True)) for row in rows)

@@ -17,9 +17,10 @@ GOOD = [
     (range(2, 6), IntDistribution(2, 5)),
     (range(2, 8, 2), IntDistribution(2, 6, step=2)),
     (range(6, 0, -2), IntDistribution(2, 6, step=2)),
+    ((0, 0.5), FloatDistribution(0.0, 0.5)),
     (log(1, 8), FloatDistribution(1.0, 8.0, log=True)),
 ]
-BAD = [[], range(3, 3), 3, "adam", (0.0, 1.0), [[64, 64]], [print]]
+BAD = [[], range(3, 3), 3, "adam", (0.5, 0.0), (1.0, 2.0, 3.0), ("a", 1.0), [[64, 64]], [print]]
 
 
 @pytest.mark.parametrize(("values", "distribution"), GOOD)
