@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from typing import Any, NamedTuple
 
-from gpupool.core.errors import EngineDiedError, OptionsError, ParcelsLostError, SpmdError
+from gpupool.core.errors import EngineDiedError, ParcelsLostError, SpmdError
+from gpupool.core.options import checks
 from gpupool.core.progress import progress
 from gpupool.core.wire.events import ReportEvent
 from gpupool.core.wire.output import OutputKind
@@ -197,14 +198,12 @@ class Tasks:
         """Put a (function, args, kwargs) into the row.
 
         Raises:
-            OptionsError: the function is none, or `retries` negative.
+            OptionsError: the function is none, or `retries` no number.
             TransferError: a part of it cannot be sent.
         """
         __tracebackhide__ = True
-        if not callable(call[0]):
-            raise OptionsError.of("fn", call[0], "give a function; its arguments come behind it.")
-        if retries < 0:
-            raise OptionsError.of("retries", retries, "must not be negative.")
+        checks.any_function("fn", call[0])
+        checks.number(whole=True, least=0)("retries", retries)
         task = Task(self, self.variables.keep_task(call), retries, on_report)
         self._put(task)
         return task

@@ -213,7 +213,9 @@ class Execution(Generic[Value]):
                 names = ", ".join(self.waits_for)
                 self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
                 return False
-            self._all_ranks.require_usable()
+            # A task waits for no other rank, and hears of its own when it is called.
+            if not self.is_task or self._all_ranks.trouble.kind != "replacing":
+                self._all_ranks.require_usable()
             self.started_at = time.monotonic()
         self._futures = {self._call(rank): rank for rank in self.ranks}
         return True

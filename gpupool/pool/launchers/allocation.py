@@ -126,7 +126,8 @@ class Allocation:
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
         except OSError as error:  # too many processes, or too long a line
-            self._output.write(f"no process can be started ({error.strerror})".encode())
+            why = f"no process can be started ({error.strerror})"
+            os.write(self._output.fileno(), why.encode())
             self._gone.set()
             return
         look_at = 0.0
