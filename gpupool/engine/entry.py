@@ -65,10 +65,12 @@ def _do(call: Call[Any]) -> Reply[Any]:
             forming.connect(plan, this_rank())
         case wire.RunSource(source, cell_number, waits):
             return _around(partial(execute.run_source, source, cell_number, waits), call.bindings)
+        case wire.RunTask(packed, sources):
+            load = partial(variables.load, packed, sources)
+            return _around(lambda: execute.run_task(load), call.bindings)
         case wire.RunFunction(packed, sources):
             load = partial(variables.load, packed, sources)
-            run = execute.run_task if isinstance(call, wire.RunTask) else execute.run_function
-            return _around(lambda: run(load), call.bindings)
+            return _around(lambda: execute.run_function(load), call.bindings)
         case wire.DebugCommand(line):
             return Reply(debug.command(line))
         case wire.Receive(values):
