@@ -73,13 +73,19 @@ def interrupt(number: int | None) -> None:
 
 
 def imports() -> bool:
-    """Whether the main thread is just importing a library; from any thread."""
+    """Whether the main thread is just importing a library; from any thread.
+
+    Or runs what is to run before and after cells (`%autoreload`): IPython swallows an interrupt of
+    that.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
         if code.co_filename == _STUB:  # what is further out has called us
             return False
         if code.co_name == "<module>" and code.co_filename.startswith(LIBRARIES):
+            return True
+        if code.co_name == "trigger" and code.co_filename.endswith("IPython/core/events.py"):
             return True
         frame = frame.f_back
     return False

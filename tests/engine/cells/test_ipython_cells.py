@@ -23,7 +23,7 @@ SUM = "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
         ("%%bash\necho from bash", "from bash\n", None),
         ("%%capture held\nprint('hidden')", "^$", None),
         ("held.stdout", "^$", "hidden\n"),
-        ("%load_ext autoreload\n%autoreload 2", "^$", None),
+        ("%load_ext autoreload\n%autoreload 2\n%autoreload 0", "^$", None),
         ("number = 41\nnumber?", r"Type: +int\nString form: 41\n", None),
         ("%debug", "`%gpupool debug RANK` opens the debugger where that rank failed last", None),
     ],
