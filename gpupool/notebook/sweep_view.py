@@ -36,13 +36,16 @@ class SweepView:
 
     def __init__(self) -> None:
         self._place = Place() if in_notebook() else None
-        self._told: set[int] = set()
+        self._told: set[int] | None = None
         self._drawn_at = -math.inf
 
     def __call__(self, progress: SweepProgress) -> None:
         """Show what is new."""
         is_over, summary = progress.status in _OVER, _summary(progress)
-        ended = [t for t in progress.trials if t.state != "running" and t.number not in self._told]
+        ended = [trial for trial in progress.trials if trial.state != "running"]
+        if self._told is None:  # those of an earlier run
+            self._told = {trial.number for trial in ended}
+        ended = [trial for trial in ended if trial.number not in self._told]
         self._told.update(trial.number for trial in ended)
         lines = [f"{_found(t, progress)}; {t.state} in {duration(t.elapsed_s)}" for t in ended]
         lines += summary if is_over else []

@@ -180,10 +180,11 @@ class Ranks:
         Not for a thread that this may have to wait for.
         """
         self.wait_until_mended()
-        if self.trouble.kind == "no group":  # another user has disturbed, say, and may have ended
-            self.reform_group()
-            self.wait_until_mended()
-        self.require_usable()
+        if kind := self.trouble.kind:
+            if kind == "no group":  # another user has disturbed, say, and may have ended
+                self.reform_group()
+                self.wait_until_mended()
+            self.require_usable()
         unreported, self._unreported = self._unreported, {}
         for loss in unreported.values():
             NoticeLines()(

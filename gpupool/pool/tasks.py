@@ -172,7 +172,8 @@ class Task(Future[Any]):
             try:
                 self._on_report(self.reports[self._num_told - 1])
             except Exception:  # the task is not to blame
-                logging.getLogger("gpupool").exception("on_report of a task has failed")
+                self._on_report = None
+                logging.getLogger("gpupool").exception("on_report of a task has failed; it ends")
 
 
 class Tasks:

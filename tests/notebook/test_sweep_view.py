@@ -54,8 +54,9 @@ def test_odd_names_values_and_courses() -> None:
 
 
 def test_without_a_notebook_each_trial_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    view = SweepView()
-    for progress in (replace(SWEEP, trials=[RUNNING]), SWEEP, SWEEP):
+    view, earlier = SweepView(), replace(DONE, number=7)
+    for trials in ([earlier, RUNNING], [earlier, *TRIALS], [earlier, *TRIALS]):
+        progress = replace(SWEEP, trials=trials)
         view(progress)
     assert capsys.readouterr().out.splitlines() == [
         "trial 0: accuracy 90.0 % with lr 0.0125, layers 64; done in 12 s",

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ def when(number):
     began = time.monotonic()
     time.sleep(0.02)
     return number, rank, began, time.monotonic()
+def spins(path):
+    begins(path)
+    while True: pass
 def where(): return rank, str(device), torch.distributed.is_initialized()
 def together(): torch.distributed.all_reduce(torch.ones(1))
 """
@@ -56,7 +60,7 @@ class Row:
         path = self.folder / name
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
-    def wait_for(self, names: str, times: int = 1) -> None:
+    def wait_for(self, names: Iterable[str], times: int = 1) -> None:
         until(lambda: all(len(self.ranks(name)) == times for name in names), SOON_S, names)
 
     def kill(self, *tasks: Task) -> None:
@@ -140,6 +144,10 @@ def test_tasks_are_cancelled_or_interrupted_and_end_with_the_pool(row: Row) -> N
     first.interrupt()
     assert ename(first) == "KeyboardInterrupt"
     assert [one.cancelled() for one in (second, third, fourth)] == [False, True, True]
+    endless = row.pool.submit(row.names["spins"], row.folder / "endless")
+    row.wait_for(["endless"])
+    endless.interrupt()
+    assert ename(endless) == "KeyboardInterrupt"
     assert row.pool.status().pids == pids
     fifth, sixth = row.submit("e"), row.submit("f")
     row.wait_for("e")

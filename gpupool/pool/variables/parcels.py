@@ -31,7 +31,8 @@ from gpupool.core.wire.pickles import (
     why_not,
 )
 from gpupool.core.wire.reductions import with_imports_by_name
-from gpupool.core.wire.values import Sources
+from gpupool.core.wire.values import Place, Sources
+from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.variables.buffers import Buffers, Key, Stored, keys_of
 from gpupool.pool.variables.composite import Composite, Constant, key_of
 
@@ -146,7 +147,8 @@ class Shipment:
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `modules` are
     those to import, `bound` names that the notebook's functions bind. `left_out` are names that are
     not sent, with the reason, `later` those that code which the cell makes may read. `along` are
-    the parcels that go with the cell, by rank: to be kept until it has begun.
+    the parcels that go with the cell, by rank: to be kept until it has begun. `place` is where the
+    notebook is.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -156,6 +158,7 @@ class Shipment:
     left_out: dict[str, str] = field(default_factory=dict)
     later: set[str] = field(default_factory=set)
     along: dict[int, list[Parcel]] = field(default_factory=dict)
+    place: Place = field(default_factory=notebook_place)
 
 
 @dataclass(eq=False)

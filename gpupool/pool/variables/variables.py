@@ -33,11 +33,10 @@ from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.pickles import MemoryFile, Source, namespace
 from gpupool.core.wire.replies import CodeReply, Value
-from gpupool.core.wire.values import Bindings, NamesReport, Place, ValueInfo, Values
+from gpupool.core.wire.values import Bindings, NamesReport, ValueInfo, Values
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.engines import of_rank
 from gpupool.pool.engines.iopub import unheard_output
-from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.buffers import Buffers
@@ -116,11 +115,10 @@ class Variables:
             statements: its imports.
         """
         bound = sorted(filterfalse(is_hidden, {*names, *shipment.bound}))
-        place = notebook_place()
         with self._lock:
             return {
                 rank: Bindings(
-                    self._values(shipment.along.get(rank, ()), shipment, place),
+                    self._values(shipment.along.get(rank, ()), shipment),
                     modules=sorted(shipment.modules),
                     imports=self.losses.begin(rank, statements or {}, bound),
                     names=bound,
@@ -468,8 +466,7 @@ class Variables:
 
     def _receive(self, lacking: Mapping[int, Sequence[Parcel]], shipment: Shipment) -> None:
         """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
-        place = notebook_place()
-        calls = {r: Receive(self._values(p, shipment, place)) for r, p in lacking.items() if p}
+        calls = {r: Receive(self._values(p, shipment)) for r, p in lacking.items() if p}
         failed = Execution(self._all_ranks, calls, unheard_output).result()
         problems: dict[str, str] = {}
         for rank, reasons in sorted(failed.items(), reverse=True):  # the first rank has the word
@@ -482,7 +479,7 @@ class Variables:
         if problems:
             raise TransferError(problems)
 
-    def _values(self, parcels: Sequence[Parcel], shipment: Shipment, place: Place) -> Values:
+    def _values(self, parcels: Sequence[Parcel], shipment: Shipment) -> Values:
         """These parcels for a rank, what names mean with them, and where the notebook is."""
         along = {parcel.number: parcel.wire for parcel in parcels}
         return Values(
@@ -492,7 +489,7 @@ class Variables:
             wanted=sorted(
                 {*self.parcels.by_number, *shipment.numbers.values(), *along, *self._kept}
             ),
-            place=place,
+            place=shipment.place,
             sources={name: text for p in parcels for name, text in p.sources.items()},
         )
 
