@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.trees import tensors
 from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Share, num_samples
 from gpupool.engine.batches.trees import main_output
@@ -42,6 +44,7 @@ def predict(sent: Job, result_name: str) -> None:
     outputs: list[Any] = []
 
     def keep(given: Any, share: Share) -> None:
+        _check_rows(given, share.num_here)
         is_pair = job.keeps_targets and share.num_here
         outputs.append(_plain([given, share.targets] if is_pair else given))
 
@@ -109,6 +112,17 @@ def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) 
             bar.advance(share.num_all)
 
         each_share(model, job.dataset, world, job.options, use_and_count, scaling, form)
+
+
+def _check_rows(outputs: Any, num: int) -> None:
+    """Raise TrainingError if outputs have not one row for each of `num` samples."""
+    for tensor in tensors(outputs):
+        if tensor.shape[:1] != (num,):
+            raise TrainingError(
+                f"the network gives a tensor of shape {tuple(tensor.shape)} for {num} samples: the "
+                "first dimension of every output must be the samples, in order. Transpose it in "
+                "forward(), or give it a network around it that returns what you want of it."
+            )
 
 
 def _plain(outputs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
-from gpupool.engine.numerics.class_loss import NO_CLASS, fits_first, fits_last
+from gpupool.engine.numerics.class_loss import NO_CLASS, ClassLoss, fits_first, fits_last
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import Loss
 
@@ -81,12 +82,26 @@ class Evaluation:
         with autocast(self._world.device, self._options.precision):
             if gathers:
                 halves = gathered(*halves, share.num_here, self._world)
+            _warn_of_mixtures(self._loss, *halves)
             mean_loss = self._loss(*halves)
         if share.num_here:
             loss_count = self._loss.num_counted(share.targets, share.num_here)
             loss_count = share.num_here if gathers else loss_count
             self.sums += _row(self._loss, mean_loss, loss_count, outputs, share)
             self._metrics.update(outputs, share.targets)
+
+
+def _warn_of_mixtures(loss: Loss, outputs: Any, targets: Any) -> None:
+    """Targets that are probabilities of classes have no class that could be right."""
+    outputs, targets = loss.scored(outputs, targets)
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if isinstance(loss, ClassLoss) and are_tensors and targets.is_floating_point():
+        warnings.warn(
+            "the targets are probabilities of classes, so that there is no accuracy. If collate= "
+            "mixes samples, give it a parameter training=True, which is False where nothing is "
+            "trained.",
+            stacklevel=2,
+        )
 
 
 def count_correct(

@@ -11,12 +11,14 @@ from the targets alone, before the loss is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_loss, name_of
@@ -109,6 +111,8 @@ def make_loss(
                 int(loss.ignore_index),
                 float(getattr(loss, "label_smoothing", 0.0)),
             )
+        if type(loss) in _ELEMENTWISE:
+            return _elementwise(loss)
     return _Counted(loss, counts or getattr(loss, "num_counted", None))
 
 
@@ -133,7 +137,8 @@ class _Counted:
     is_of_classes: bool = False
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        mean = self.function(outputs, targets)
+        with _pairing(outputs, targets):
+            mean = self.function(outputs, targets)
         if not isinstance(mean, Tensor) or mean.ndim:
             found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
             raise TrainingError(
@@ -209,6 +214,41 @@ class _OfOutputs:
         return main_output(part_of(outputs, name)), _target(targets, name)
 
 
+class _Paired(TorchFunctionMode):
+    """Raises TrainingError where outputs (N, 1) and targets (N,) would become (N, N) in a loss.
+
+    Each sample would be compared with those that happen to be on its rank.
+    """
+
+    def __init__(self, outputs: Any, targets: Any) -> None:
+        super().__init__()
+        self._shapes = {
+            tuple(part.shape) for part in (outputs, targets) if isinstance(part, Tensor)
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pair = [part for part in args[:2] if isinstance(part, Tensor)]
+        if len(pair) == 2 and {tuple(part.shape) for part in pair} == self._shapes:
+            one, other = pair
+            # Of one storage they are a vector and its own column, as losses over pairs have them.
+            if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+                raise TrainingError(
+                    f"the loss takes numbers of the shapes {tuple(one.shape)} and "
+                    f"{tuple(other.shape)} together: each would be compared with each. Give "
+                    "outputs and targets the same shape, by squeeze(-1) or unsqueeze(-1)."
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _pairing(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
+    """`_Paired` for outputs and targets that may become one by mistake."""
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and len(targets) > 1:
+        shapes = sorted((tuple(outputs.shape), tuple(targets.shape)), key=len)
+        if len(shapes[0]) == 1 and shapes[1] == (*shapes[0], 1):
+            return _Paired(outputs, targets)
+    return nullcontext()
+
+
 def require_gradient(mean_loss: Tensor) -> None:
     """Raise TrainingError for a loss from which no gradient goes back into the network."""
     if not mean_loss.requires_grad:
@@ -217,6 +257,20 @@ def require_gradient(mean_loss: Tensor) -> None:
             "from them by .detach(), .item(), .numpy(), argmax, torch.tensor() or torch.no_grad(). "
             "Compute it from the outputs by functions of torch."
         )
+
+
+def add_gradient(loss: Tensor) -> None:
+    """`loss.backward()`; TrainingError where the loss mixes numbers of two precisions."""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if not str(error).startswith("Found dtype"):
+            raise
+        raise TrainingError(
+            f"the loss mixes numbers of two precisions ({error}): targets made of Python floats "
+            "are float64, the outputs are not. Take targets.float() in the loss, or give float32 "
+            "in the data set."
+        ) from None
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +301,7 @@ def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> _Counted:
         require_tensor(outputs)
         return function(*aligned(outputs, targets))
 
-    mean.__name__ = function.__name__
+    mean.__name__ = name_of(function)
     return _Counted(mean)
 
 
@@ -255,6 +309,11 @@ def _nll(outputs: Tensor, targets: Tensor, *more: Any, **settings: Any) -> Tenso
     return functional.nll_loss(outputs, targets, *more, **settings)
 
 
+# Of torch's modules those over numbers that stand side by side.
+_ELEMENTWISE = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss),
+)
 _NAMED: dict[str, Loss] = {
     "cross_entropy": ClassLoss(functional.cross_entropy),
     "nll": ClassLoss(_nll),

@@ -39,7 +39,7 @@ from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ExtraState, ForwardState, autocast, seed_step
-from gpupool.engine.numerics.losses import Loss, require_gradient
+from gpupool.engine.numerics.losses import Loss, add_gradient, require_gradient
 from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
@@ -157,7 +157,7 @@ class TrainingStep:
             weighted_loss = run.scaler.scale(weighted_loss)
         if syncs and run.world.size > 1:
             self._timer.begin_backward(weighted_loss)
-        weighted_loss.backward()
+        add_gradient(weighted_loss)
         self._timer.end_backward()
         return metrics
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES, check_loss
 from gpupool.engine.metrics.evaluation import count_correct
-from gpupool.engine.numerics.losses import make_loss
+from gpupool.engine.numerics.losses import add_gradient, make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
@@ -286,3 +286,63 @@ def test_a_class_that_is_ignored_is_neither_right_nor_wrong() -> None:
     found = count_correct(loss, outputs, targets, 3)
     assert found is not None
     assert [int(number) for number in found] == [1, 2]
+
+
+# ---- shapes and numbers that do not fit --------------------------------------------------------
+
+
+def column() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(8, 1)
+
+
+LINE = TensorDataset(numbers(64, 8).float(), numbers(64, 8).float().sum(1))
+LINE_SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 16, "shuffle": "never"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(nn.MSELoss(), "mse"), (nn.L1Loss(), "mae"), (nn.HuberLoss(), "huber")],
+)
+def test_a_module_takes_a_column_of_outputs_as_its_name_does(
+    pools: Pools, module: nn.Module, name: str
+) -> None:
+    named = train_on(pools[1], column(), LINE, loss=name, **LINE_SETTINGS)
+    for n in (1, 2):
+        found = train_on(pools[n], column(), LINE, loss=module, **LINE_SETTINGS)
+        assert (weights(found.model) - weights(named.model)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_function_that_would_compare_each_with_each_is_told_both_shapes(is_trained: bool) -> None:
+    loss = make_loss(lambda outputs, targets: ((outputs.tanh() - targets) ** 2).mean())
+    with torch.set_grad_enabled(is_trained), raises(TrainingError, "(4, 1)", "(4,)"):
+        loss(numbers(4, 1).requires_grad_(), numbers(4))
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        make_loss(functional.mse_loss)(numbers(4), numbers(4, 1))
+
+
+def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
+    def squeezed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs.squeeze(1), targets)
+
+    def of_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
+        is_later = targets[:, None] > targets
+        return (outputs.T - outputs).where(is_later, 0).mean()
+
+    for loss in (squeezed, of_pairs):
+        outputs, targets = numbers(4, 1), numbers(4, seed=1)
+        assert torch.equal(make_loss(loss)(outputs, targets), loss(outputs, targets))
+
+
+def test_targets_of_python_floats_are_numbers_of_the_outputs(pools: Pools) -> None:
+    floats = [(x, float(y)) for x, y in LINE]
+    named = train_on(pools[2], column(), floats, loss="huber", **LINE_SETTINGS)
+    found = train_on(pools[2], column(), floats, loss=nn.HuberLoss(), **LINE_SETTINGS)
+    assert found.history.loss == pytest.approx(named.history.loss, abs=1e-6)
+
+
+def test_a_function_that_mixes_precisions_is_told_what_to_do() -> None:
+    outputs = numbers(4).float().requires_grad_()
+    with raises(TrainingError, ".float()"):
+        add_gradient(make_loss(lambda out, y: functional.huber_loss(out, y))(outputs, numbers(4)))
