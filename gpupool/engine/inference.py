@@ -65,8 +65,8 @@ def evaluate(sent: Job) -> dict[str, float]:
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
     found = Evaluation(loss, world, job.options, metrics)
     _pass(job, world, found.add)
-    sums = world.sum(found.sums).tolist()
-    values = {} if job.loss is None else {"loss": mean_loss(sums, loss.num_terms)}
+    total, count, *_ = world.sum(found.sums).tolist()
+    values = {} if job.loss is None else {"loss": mean_loss(total, count)}
     return values | metrics.compute(world)
 
 

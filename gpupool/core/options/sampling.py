@@ -45,7 +45,7 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
 
 def in_order(options: TrainingOptions) -> TrainingOptions:
     """The options for a pass over all samples, each once, in their order, that trains nothing."""
-    collate = options.collate
+    collate: Any = options.collate
     if collate is not None and _takes_training(collate):
         collate = partial(collate, training=False)
     return replace(options, shuffle="never", weights=None, collate=collate)

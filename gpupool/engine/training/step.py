@@ -181,8 +181,6 @@ class TrainingStep:
         # With even shares it is 1, and a multiplication has to be differentiated too.
         is_one = isinstance(weight, float) and weight == 1.0
         weighted_loss = mean_loss if is_one else mean_loss * weight
-        if weighted_loss.ndim:  # a loss of several terms
-            weighted_loss = weighted_loss.sum()
         metrics = batch_metrics(self._loss, mean_loss, loss_count, outputs, targets, num_here)
         return weighted_loss, metrics
 

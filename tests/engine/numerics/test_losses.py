@@ -123,7 +123,6 @@ def test_a_dict_weighs_the_losses_of_outputs_by_name_or_number() -> None:
     outputs, targets = {"a": numbers(4), "b": numbers(4, seed=1)}, {"a": labels(4), "b": labels(4)}
     a = functional.mse_loss(outputs["a"], targets["a"].double())
     b = functional.l1_loss(outputs["b"], targets["b"].double())
-    assert loss.num_terms == 1
     assert torch.isclose(loss(outputs, targets), a + 3 * b)
     by_number = make_loss({0: "mse", 1: ("mae", 3.0)})
     pair = (outputs["a"], outputs["b"])
@@ -131,35 +130,36 @@ def test_a_dict_weighs_the_losses_of_outputs_by_name_or_number() -> None:
 
 
 class TwoHeads(nn.Module):
-    """A mask of 5 classes and a number, from one input."""
+    """One of 5 classes and a number, from one input."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.mask, self.number = nn.Linear(4, 20).to(DOUBLE), nn.Linear(4, 1).to(DOUBLE)
+        self.kind, self.number = nn.Linear(4, 5).to(DOUBLE), nn.Linear(4, 1).to(DOUBLE)
 
     def forward(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         x = inputs["x"] + inputs["more"][0]
-        return {"mask": self.mask(x).view(-1, 5, 4), "number": self.number(x)}
+        return {"kind": self.kind(x), "number": self.number(x)}
 
 
 class TwoTargets(torch.utils.data.Dataset[Any]):
-    """Inputs and targets in dicts; how many pixels have a class differs from sample to sample."""
+    """Inputs and targets in dicts."""
 
     def __len__(self) -> int:
         return NUM
 
     def __getitem__(self, index: int) -> Any:
         inputs = {"x": numbers(NUM, 4)[index], "more": (numbers(NUM, 4, seed=5)[index], "name")}
-        mask = labels(NUM, 4)[index]
-        mask[: index % 5] = -100
-        return inputs, {"mask": mask, "number": numbers(NUM, seed=6)[index]}
+        return inputs, {"kind": labels(NUM)[index], "number": numbers(NUM, seed=6)[index]}
 
 
-def test_terms_that_are_means_over_different_things_are_exact_over_ranks(
-    pools: Pools,
-) -> None:
-    loss = {"mask": "cross_entropy", "number": ("mse", 0.25)}
+def both(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
+    kind = functional.cross_entropy(outputs["kind"], targets["kind"])
+    return kind + 0.25 * functional.mse_loss(outputs["number"][:, 0], targets["number"])
+
+
+def test_losses_of_several_outputs_are_exact_over_ranks(pools: Pools) -> None:
+    loss = {"kind": "cross_entropy", "number": ("mse", 0.25)}
     settings = {"loss": loss, "batch_size": 4, "epochs": 2, "lr": 0.1, "shuffle": "never"}
     model, data = TwoHeads(), TwoTargets()
     expected = []
@@ -167,36 +167,34 @@ def test_terms_that_are_means_over_different_things_are_exact_over_ranks(
     for start in [0, 4, 8] * 2:
         rows = [data[i] for i in range(start, min(start + 4, NUM))]
         inputs, targets = torch.utils.data.default_collate(rows)
-        outputs = model(inputs)
-        mask = functional.cross_entropy(outputs["mask"], targets["mask"])
-        number = functional.mse_loss(outputs["number"][:, 0], targets["number"])
         optimizer.zero_grad()
-        (mask + 0.25 * number).backward()
+        found = both(model(inputs), targets)
+        found.backward()
         optimizer.step()
-        expected.append((mask + 0.25 * number).item())
+        expected.append(found.item())
+    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
+    with torch.no_grad():
+        outputs = model(inputs)
     for n, pool in pools.items():
         result = train_on(pool, TwoHeads(), data, validation=data, **settings)
         assert result.history.loss == pytest.approx(expected, abs=1e-12), n
         assert (weights(result.model) - weights(model)).abs().max() < 1e-12
-        validation = result.history.validations[-1]
-        assert validation.loss == pytest.approx(whole_loss(model, data), abs=1e-12)
-        assert validation.accuracy == pytest.approx(whole_accuracy(model, data), abs=1e-12)
+        last = result.history.validations[-1]
+        assert last.loss == pytest.approx(float(both(outputs, targets)), abs=1e-12)
+        right = outputs["kind"].argmax(1) == targets["kind"]
+        assert last.accuracy == pytest.approx(float(right.double().mean()), abs=1e-12)
 
 
-def whole_loss(model: nn.Module, data: TwoTargets) -> float:
-    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
-    with torch.no_grad():
-        outputs = model(inputs)
-    mask = functional.cross_entropy(outputs["mask"], targets["mask"])
-    return float(mask + 0.25 * functional.mse_loss(outputs["number"][:, 0], targets["number"]))
-
-
-def whole_accuracy(model: nn.Module, data: TwoTargets) -> float:
-    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
-    with torch.no_grad():
-        found = model(inputs)["mask"].argmax(1)
-    counts = targets["mask"] != -100
-    return float((found == targets["mask"])[counts].double().mean())
+def test_losses_of_a_dict_that_are_means_over_different_things_are_refused() -> None:
+    loss = make_loss({"mask": "cross_entropy", "number": "mse"})
+    with raises(TrainingError, "'mask'"):
+        loss.num_counted({"mask": labels(NUM, 3), "number": numbers(NUM)}, NUM)
+    # of the same targets they are means over the same pixels
+    auxiliary = make_loss({"out": "cross_entropy", "aux": ("cross_entropy", 0.5)})
+    assert (
+        int(auxiliary.num_counted(labels(NUM, 3, ignored=-100), NUM))
+        == (labels(NUM, 3, ignored=-100) >= 0).sum()
+    )
 
 
 def test_classes_that_weigh_differently_are_exact_over_ranks(pools: Pools) -> None:
