@@ -189,10 +189,8 @@ class TrainingStep:
     ) -> tuple[float | Tensor, int | Tensor]:
         """What the mean loss of a micro-batch is taken times, and over how much it is a mean."""
         size = self._run.world.size
-        if self._run.options.gather:
-            # Each rank has the loss of the whole batch, and the gradient by its own outputs alone:
-            # DDP divides their sum by the number of ranks.
-            return float(size), num_here
+        if self._run.options.gather:  # each rank has the loss of the whole batch
+            return 1.0, num_here
         loss_count = self._loss.num_counted(targets, num_here)
         if not num_here:
             loss_count = loss_count * 0
