@@ -28,7 +28,7 @@ from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
-from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
+from gpupool.engine.numerics.class_loss import require_outputs
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.process import pool_folder
 
@@ -81,11 +81,11 @@ def confusion(sent: Job) -> list[list[int]] | None:
         nonlocal counts
         if share.num_here:
             scored = classes(*NO_LOSS.scored(outputs, share.targets))
-            counts = confusion_counts(*scored, NO_CLASS) + counts
+            counts = confusion_counts(*scored) + counts
 
     world, job = received(sent)
     _pass(job, world, count)
-    return counts.long().tolist() if isinstance(counts, Tensor) else None
+    return counts.tolist() if isinstance(counts, Tensor) else None
 
 
 @ways.kept()

@@ -299,7 +299,7 @@ _CHECKS: Mapping[str, Check] = {
     "accumulate": number(whole=True, least=1),
     "shuffle": word(*get_args(Shuffle)),
     "weights": checks.sample_weights,
-    # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
+    # what torch takes
     "seed": number(whole=True, least=0, most=2**64 - 1),
     "deterministic": checks.flag,
     "normalize": word(*get_args(Normalize)),

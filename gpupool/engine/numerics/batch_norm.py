@@ -49,8 +49,8 @@ class SyncBatchNorm(_BatchNorm):
 
     group: Group = None
     was: type[_BatchNorm] = nn.BatchNorm2d
-    _check_input_dim = nn.SyncBatchNorm._check_input_dim
-    _check_non_zero_input_channels = nn.SyncBatchNorm._check_non_zero_input_channels
+    _check_input_dim: Any = nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels: Any = nn.SyncBatchNorm._check_non_zero_input_channels
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the default group: one of torch's cannot be copied."""
@@ -71,13 +71,14 @@ class SyncBatchNorm(_BatchNorm):
     def _normalize(self, input: Tensor) -> Tensor:
         if input.device.type == "cpu":
             return self._by_sums(input)
-        of_torch = nn.SyncBatchNorm.forward
         if _counts:
-            return of_torch(self, input)  # type: ignore[arg-type]
+            return nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
         # Statistics of other ranks are in float32 at least: those of no rows must be, too.
         rows = input[:0].to(torch.promote_types(input.dtype, torch.float32))
-        traced = [of_torch(self, rows), *self.parameters()]  # type: ignore[arg-type]
-        return torch.zeros_like(input) + sum(0 * one.sum() for one in traced).to(input.dtype)
+        outputs = nn.SyncBatchNorm.forward(self, rows)  # type: ignore[arg-type]
+        # In the graph, as the way back is a collective too.
+        traced = torch.stack([0 * one.sum() for one in (outputs, *self.parameters())]).sum()
+        return torch.zeros_like(input) + traced.to(input.dtype)
 
     # Not compiled. torch.compiler.disable would import the compiler (a second) in every process
     # that imports this module; this does when it is called.

@@ -114,7 +114,9 @@ class ClassMean:
     def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         require_tensor(outputs)
         outputs = classes_first(outputs, targets)
-        more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        more: dict[str, Any] = {}
+        if self.label_smoothing:
+            more["label_smoothing"] = self.label_smoothing
         if targets.is_floating_point():
             return self.function(outputs, targets, self.weight, **more)
         # A sum over a count of our own: torch's mean divides by what counts in this share, and is

@@ -7,6 +7,7 @@ import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,9 +84,6 @@ def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
             torch._foreach_copy_(own, others)
 
 
-_MASK = 2**64 - 1
-
-
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
     """Set torch's generators, of the CPU and of `device`, to what (seed, rank, step) say.
 
@@ -98,21 +96,11 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def step_key(seed: int, rank: int, step: int) -> int:
-    """A number in 0..2**64-1, by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators", doi 10.1145/2660193.2660195).
+    """A number in 0..2**64-1 that these alone determine.
 
     Its lower half is as good: torch's generator of the CPU takes no more.
     """
-    key = seed
-    for part in (rank, step):
-        key = _mixed((key + 0x9E3779B97F4A7C15 * (part + 1)) & _MASK)
-    return key
-
-
-def _mixed(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+    return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0])
 
 
 class Evaluating:

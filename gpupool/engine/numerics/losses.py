@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_loss, name_of
-from gpupool.data.reading.trees import first_tensor
+from gpupool.data.reading.trees import first_tensor, tensors
 from gpupool.engine.batches.form import label_of
 from gpupool.engine.batches.trees import main_output, part_of
 from gpupool.engine.numerics import model_loss
@@ -169,7 +169,7 @@ _NAMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def _known(loss: Any, num_classes: int) -> Loss:
     function = _OF_CLASSES.get(loss if isinstance(loss, str) else type(loss))
     if function is None:
-        return Loss(partial(_side_by_side, _NAMED[loss] if isinstance(loss, str) else loss))
+        return Loss(partial(_aligned_mean, _NAMED[loss] if isinstance(loss, str) else loss))
     mean = ClassMean(
         function,
         getattr(loss, "weight", None),
@@ -184,7 +184,7 @@ def _scored_classes(outputs: Any, targets: Any) -> tuple[Any, Any]:
     return classes_first(main_output(outputs), targets), targets
 
 
-def _side_by_side(function: Mean, outputs: Any, targets: Tensor) -> Tensor:
+def _aligned_mean(function: Mean, outputs: Any, targets: Tensor) -> Tensor:
     outputs = main_output(outputs)
     require_tensor(outputs)
     return function(*aligned(outputs, targets))
@@ -279,7 +279,7 @@ def _target(targets: Any, name: Any) -> Any:
 
 
 def _one_number(function: Mean, outputs: Any, targets: Any) -> Tensor:
-    with _pairing(outputs, targets):
+    with side_by_side(outputs, targets):
         mean = function(outputs, targets)
     if not isinstance(mean, Tensor) or mean.ndim:
         found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
@@ -290,12 +290,13 @@ def _one_number(function: Mean, outputs: Any, targets: Any) -> Tensor:
     return mean
 
 
-def _pairing(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
-    """`_Paired` for outputs and targets that may become one by mistake."""
-    if isinstance(outputs, Tensor) and isinstance(targets, Tensor):
-        short, long = sorted((tuple(outputs.shape), tuple(targets.shape)), key=len)
-        if len(short) == 1 and short[0] > 1 and long == (*short, 1):
-            return _Paired({short, long})
+def side_by_side(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
+    """Inside, a function of the user's that compares each output with each target is refused."""
+    shapes = [{tuple(one.shape) for one in tensors(tree)} for tree in (outputs, targets)]
+    for one, other in (shapes, shapes[::-1]):
+        for shape in one:
+            if len(shape) == 1 and shape[0] > 1 and (*shape, 1) in other:
+                return _Paired({shape, (*shape, 1)})
     return nullcontext()
 
 

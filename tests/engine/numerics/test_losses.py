@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES, check_loss
 from gpupool.engine.metrics.evaluation import count_correct
+from gpupool.engine.metrics.named import mean_of
 from gpupool.engine.numerics.losses import add_gradient, make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -318,6 +319,13 @@ def test_a_function_that_would_compare_each_with_each_is_told_both_shapes(is_tra
         loss(numbers(4, 1).requires_grad_(), numbers(4))
     with raises(TrainingError, "(4, 1)", "(4,)"):
         make_loss(functional.mse_loss)(numbers(4), numbers(4, 1))
+    inner = make_loss(lambda outputs, targets: (outputs["out"] - targets["y"]).abs().mean())
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        inner({"out": numbers(4, 1)}, {"y": numbers(4)})
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        mean_of(lambda outputs, targets: (outputs - targets).abs().mean()).update(
+            numbers(4, 1), numbers(4)
+        )
 
 
 def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
