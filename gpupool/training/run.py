@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import logging
 import threading
@@ -38,7 +39,7 @@ from gpupool.core.wire.events import (
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import TrainReply
 from gpupool.core.wire.requests import Stop, Waits
-from gpupool.core.wire.state_dicts import copy_of, load
+from gpupool.core.wire.state_dicts import load
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
@@ -96,7 +97,7 @@ class TrainingRun:
         self._result: Callable[[], TrainingResult | None] = lambda: None
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
-        self._model = copy_of(model).cpu()
+        self._model = copy.deepcopy(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
         self._trial = current.trial.get()  # of a sweep

@@ -5,7 +5,6 @@ Runs anywhere; imports torch when used.
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -14,17 +13,6 @@ from gpupool.core.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of its own, also of what its parameters have as attributes."""
-    twins: dict[int, Any] = {}
-    changed = copy.deepcopy(model, twins)
-    for parameter in model.parameters():  # torch copies their numbers alone
-        twin = twins.get(id(parameter))  # a module may make copies in a way of its own
-        if twin is not None:
-            vars(twin).update(copy.deepcopy(vars(parameter), twins))
-    return changed
 
 
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:

@@ -64,9 +64,10 @@ def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[A
             if is_lenient:
                 return error
             raise error
+        own = tensor.byte() if tensor.dtype == torch.bool else tensor
         sizes = before, sum(numbers) - before - num_here
-        first, last = (tensor.new_zeros((size, *tensor.shape[1:])) for size in sizes)
-        return Total.apply(torch.cat([first, tensor[:num_here], last]), world.group)
+        first, last = (own.new_zeros((size, *own.shape[1:])) for size in sizes)
+        return Total.apply(torch.cat([first, own[:num_here], last]), world.group).to(tensor.dtype)
 
     of_all = map_tensors(partial(whole, is_lenient=False), outputs)
     is_lenient = isinstance(targets, Mapping)

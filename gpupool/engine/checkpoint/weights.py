@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import plain
-from gpupool.core.wire.state_dicts import copy_of
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
@@ -60,7 +59,7 @@ def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
     weights = _unprefixed(_state_dict(content, shown), model)
     _require_same(model.state_dict(), weights, shown)
     # A copy: the user's network is as it was if the file turns out to be another one's.
-    changed = copy_of(model)
+    changed = copy.deepcopy(model)
     try:
         changed.load_state_dict(weights)
     except RuntimeError as error:  # sparse ones for dense ones, say

@@ -401,18 +401,3 @@ class Marked(nn.Module):
 
 def test_a_part_that_is_computed_again_is_no_unused_one(pools: Pools) -> None:
     curves(pools, Marked, samples(21, DOUBLE))
-
-
-def test_marks_on_parameters_travel(pools: Pools) -> None:
-    def decays(groups: Any) -> torch.optim.Optimizer:
-        every = [parameter for group in groups for parameter in group["params"]]
-        decay = [0.0 if getattr(p, "no_decay", False) else 1.0 for p in every]
-        assert decay == [1.0, 0.0, 1.0, 1.0]
-        return torch.optim.SGD(every, lr=0.1)
-
-    model = network(DOUBLE)
-    model[0].bias.no_decay = True
-    result = train_on(pools[2], model, samples(21, DOUBLE), optimizer=decays, epochs=1)
-    changed = gpupool.replace_head(result.model, 5)
-    for one in (result.model, changed):
-        assert [hasattr(p, "no_decay") for p in one.parameters()] == [False, True, False, False]
