@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -103,30 +104,26 @@ def step_key(seed: int, rank: int, step: int) -> int:
     return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0])
 
 
-class Evaluating:
+@contextmanager
+def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[None]:
     """While this lasts, these batch norms are in evaluation mode.
 
     With `only_single` those alone that get one value a channel, which has no variance: torch
     refuses to train them on it.
     """
-
-    def __init__(self, modules: list[Any], *, only_single: bool) -> None:
-        self._modules = [module for module in modules if module.training]
-        self._only_single = only_single
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        for module in self._modules:
-            if self._only_single:
-                self._hooks.append(module.register_forward_pre_hook(_evaluate_single))
-            else:
-                module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
+    norms, hooks = [norm for norm in norms if norm.training], []
+    for norm in norms:
+        if only_single:
+            hooks.append(norm.register_forward_pre_hook(_evaluate_single))
+        else:
+            norm.training = False
+    try:
+        yield
+    finally:
+        for hook in hooks:
             hook.remove()
-        for module in self._modules:
-            module.training = True
+        for norm in norms:
+            norm.training = True
 
 
 def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
