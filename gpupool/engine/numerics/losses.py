@@ -312,13 +312,21 @@ class _Paired(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         pair = [part for part in args[:2] if isinstance(part, Tensor)]
-        if len(pair) == 2 and {tuple(part.shape) for part in pair} == self._shapes:
-            one, other = pair
-            # Of one storage they are a vector and its own column, as losses over pairs have them.
-            if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-                raise TrainingError(
-                    f"the loss takes numbers of the shapes {tuple(one.shape)} and "
-                    f"{tuple(other.shape)} together: each would be compared with each. Give "
-                    "outputs and targets the same shape, by squeeze(-1) or unsqueeze(-1)."
-                )
-        return func(*args, **(kwargs or {}))
+        is_mixed = {tuple(part.shape) for part in pair} == self._shapes
+        if is_mixed and func.__name__.endswith("_loss"):
+            self._refuse(*pair)
+        found = func(*args, **(kwargs or {}))
+        # Others take both as well, and compare nothing: view_as, type_as.
+        if is_mixed and getattr(found, "shape", None) == (len(pair[0]),) * 2:
+            self._refuse(*pair)
+        return found
+
+    def _refuse(self, one: Tensor, other: Tensor) -> None:
+        # Of one storage they are a vector and its own column, as losses over pairs have them.
+        if one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr():
+            return
+        raise TrainingError(
+            f"the loss takes numbers of the shapes {tuple(one.shape)} and {tuple(other.shape)} "
+            "together: each would be compared with each. Give outputs and targets the same shape, "
+            "by squeeze(-1) or unsqueeze(-1)."
+        )

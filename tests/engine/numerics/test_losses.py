@@ -336,7 +336,10 @@ def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
         is_later = targets[:, None] > targets
         return (outputs.T - outputs).where(is_later, 0).mean()
 
-    for loss in (squeezed, of_pairs):
+    def viewed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs, targets.view_as(outputs).type_as(outputs))
+
+    for loss in (squeezed, of_pairs, viewed):
         outputs, targets = numbers(4, 1), numbers(4, seed=1)
         assert torch.equal(make_loss(loss)(outputs, targets), loss(outputs, targets))
 
