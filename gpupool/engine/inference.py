@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.trees import tensors
 from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Share, num_samples
 from gpupool.engine.batches.trees import main_output
@@ -26,7 +28,7 @@ from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
-from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
+from gpupool.engine.numerics.class_loss import require_outputs
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.process import pool_folder
 
@@ -42,6 +44,7 @@ def predict(sent: Job, result_name: str) -> None:
     outputs: list[Any] = []
 
     def keep(given: Any, share: Share) -> None:
+        _check_rows(given, share.num_here)
         is_pair = job.keeps_targets and share.num_here
         outputs.append(_plain([given, share.targets] if is_pair else given))
 
@@ -62,8 +65,8 @@ def evaluate(sent: Job) -> dict[str, float]:
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
     found = Evaluation(loss, world, job.options, metrics)
     _pass(job, world, found.add)
-    sums = world.sum(found.sums).tolist()
-    values = {} if job.loss is None else {"loss": mean_loss(sums, loss.num_terms)}
+    total, count, *_ = world.sum(found.sums).tolist()
+    values = {} if job.loss is None else {"loss": mean_loss(total, count)}
     return values | metrics.compute(world)
 
 
@@ -78,11 +81,11 @@ def confusion(sent: Job) -> list[list[int]] | None:
         nonlocal counts
         if share.num_here:
             scored = classes(*NO_LOSS.scored(outputs, share.targets))
-            counts = confusion_counts(*scored, NO_CLASS) + counts
+            counts = confusion_counts(*scored) + counts
 
     world, job = received(sent)
     _pass(job, world, count)
-    return counts.long().tolist() if isinstance(counts, Tensor) else None
+    return counts.tolist() if isinstance(counts, Tensor) else None
 
 
 @ways.kept()
@@ -109,6 +112,17 @@ def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) 
             bar.advance(share.num_all)
 
         each_share(model, job.dataset, world, job.options, use_and_count, scaling, form)
+
+
+def _check_rows(outputs: Any, num: int) -> None:
+    """Raise TrainingError if outputs have not one row for each of `num` samples."""
+    for tensor in tensors(outputs):
+        if tensor.shape[:1] != (num,):
+            raise TrainingError(
+                f"the network gives a tensor of shape {tuple(tensor.shape)} for {num} samples: the "
+                "first dimension of every output must be the samples, in order. Transpose it in "
+                "forward(), or give it a network around it that returns what you want of it."
+            )
 
 
 def _plain(outputs: Any) -> Any:

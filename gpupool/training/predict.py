@@ -91,7 +91,9 @@ def predict(
 
     Returns:
         A tensor of shape (samples, ...): for a classifier (samples, classes). Of a network
-        with several outputs a dict or list of such; a named tuple becomes a dict.
+        with several outputs a dict or list of such; a named tuple becomes a dict. Samples are
+        their first dimension: outputs (time, samples, ...) are an error, or wrong without a word
+        where there are as many times as samples in a rank's share of a batch.
 
     Raises:
         TrainingError: the input is not a network or no data, or has classes that the network does

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import gpupool
-from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
+from gpupool import OptionsError, Pool, SpmdError, TrainingError, TrainingOptions
 from gpupool.pool import session
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
@@ -86,3 +86,16 @@ def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(
         assert session.current_pool().status().state == "idle"
     finally:
         session.stop()
+
+
+class TimeFirst(nn.Module):
+    """Gives (time, samples, ...)."""
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": inputs.transpose(0, 1)}
+
+
+def test_outputs_whose_rows_are_no_samples_are_refused(pools: Pools) -> None:
+    for pool in pools.values():
+        with raises(SpmdError, "(7, ", ename="TrainingError"):
+            gpupool.predict(TimeFirst(), torch.randn(12, 7, 4), batch_size=12, pool=pool)

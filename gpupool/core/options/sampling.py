@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpupool.core.errors import OptionsError
@@ -42,8 +44,18 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
 
 
 def in_order(options: TrainingOptions) -> TrainingOptions:
-    """The options for a pass over all samples, each once, in their order."""
-    return replace(options, shuffle="never", weights=None)
+    """The options for a pass over all samples, each once, in their order, that trains nothing."""
+    collate: Any = options.collate
+    if collate is not None and _takes_training(collate):
+        collate = partial(collate, training=False)
+    return replace(options, shuffle="never", weights=None, collate=collate)
+
+
+def _takes_training(collate: Any) -> bool:
+    try:
+        return "training" in inspect.signature(collate).parameters
+    except (TypeError, ValueError):  # a function written in C
+        return False
 
 
 def _balanced(dataset: Any) -> list[float]:

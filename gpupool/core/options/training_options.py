@@ -145,7 +145,8 @@ class TrainingOptions:
     # ---- what a batch is, and what the network and the loss get of it
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a list of samples, as `collate_fn` of torch's DataLoader; each rank calls it
-    with its own samples. torch's `default_collate` unless given."""
+    with its own samples. torch's `default_collate` unless given. It makes the batches of validation
+    too: one that mixes samples has a parameter `training=True`, which is False there."""
     inputs: Inputs | Sequence[str | int] = "auto"
     """What of a batch the network is called with: "one" (`model(inputs)`), "args"
     (`model(*inputs)`), "kwargs" (`model(**inputs)`), or names or numbers of parts of the batch.
@@ -298,7 +299,7 @@ _CHECKS: Mapping[str, Check] = {
     "accumulate": number(whole=True, least=1),
     "shuffle": word(*get_args(Shuffle)),
     "weights": checks.sample_weights,
-    # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
+    # what torch takes
     "seed": number(whole=True, least=0, most=2**64 - 1),
     "deterministic": checks.flag,
     "normalize": word(*get_args(Normalize)),

@@ -1,12 +1,9 @@
-"""Outputs and targets of all ranks, for a loss over pairs of the batch. Runs on engines.
-
-Each rank computes the loss of the whole batch, and its gradient by the outputs of its own samples.
-The sum of these over the ranks is the gradient that one rank would have.
-"""
+"""Sums and outputs of all ranks, with their gradients. Runs on engines; knows only torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,59 +15,60 @@ from gpupool.data.reading.trees import map_tensors, tensors
 from gpupool.engine.group.forming import World
 
 
-def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[Any, Any]:
-    """Outputs and targets with the samples of all ranks, by rank.
+class Total(torch.autograd.Function):
+    """The sum of a tensor over the ranks of a group; its gradient is that of all ranks' losses."""
 
-    What has no entry for each sample stays, as a temperature does; its gradient counts once over
-    all ranks. The gradient of what is computed from the result must be taken times `world.size`,
-    where ranks are averaged. Of targets with names, such as a whole batch, what ranks have padded
-    to other lengths is left out: an error stands in its place, for a loss that wants it.
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = own.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[Any, Any]:
+    """Outputs and targets with the samples of all ranks, by rank, for a loss over pairs of them.
+
+    Each rank computes the loss of the whole batch from these, and DDP's mean of the gradients is
+    the one that one rank would have. What has no entry for each sample stays, as a temperature
+    does. Of targets with names, such as a whole batch, what ranks have padded to other lengths is
+    left out: an error stands in its place, for a loss that wants it.
 
     Raises TrainingError, on every rank, if outputs differ in more than the number of samples.
     """
-    trees = outputs, targets
-    every = world.gather((num_here, [tuple(tensor.shape) for tensor in tensors(trees)]))
+    if world.size == 1:
+        return outputs, targets
+    every = world.gather((num_here, [tuple(one.shape) for one in tensors((outputs, targets))]))
     numbers = [num for num, _ in every]
     by_tensor = iter(list(zip(*(shapes for _, shapes in every), strict=True)))
+    before = sum(numbers[: world.rank])
 
-    def whole(tensor: Tensor) -> Any:
-        found = _whole(tensor, numbers, next(by_tensor), world)
-        if isinstance(found, TrainingError) and not is_lenient:
-            raise found
-        return found
-
-    is_lenient = False
-    of_all = map_tensors(whole, outputs)
-    is_lenient = isinstance(targets, Mapping)
-    return of_all, map_tensors(whole, targets)
-
-
-def _whole(
-    tensor: Tensor, numbers: list[int], shapes: tuple[tuple[int, ...], ...], world: World
-) -> Tensor | TrainingError:
-    # A placeholder, where a rank has no sample, has one row.
-    has_samples = all(
-        shape and shape[0] == max(num, 1) for shape, num in zip(shapes, numbers, strict=True)
-    )
-    if not has_samples:
-        if not tensor.requires_grad:
+    def whole(tensor: Tensor, *, is_lenient: bool) -> Any:
+        shapes = next(by_tensor)
+        # A placeholder, where a rank has no sample, has one row.
+        pairs = zip(shapes, numbers, strict=True)
+        if not all(shape and shape[0] == max(num, 1) for shape, num in pairs):
             return tensor
-        once = tensor.view_as(tensor)
-        once.register_hook(lambda gradient: gradient / world.size)
-        return once
-    if len({shape[1:] for shape in shapes}) > 1:
-        return TrainingError(
-            f"gather=True: the ranks have {', '.join(map(str, shapes))}, which cannot be put "
-            "together: let the network, or collate=, give the same shape everywhere, but for the "
-            "number of samples."
-        )
-    own = tensor[: numbers[world.rank]]
-    if world.size == 1:
-        return own
-    room = tensor.new_zeros((max(numbers), *tensor.shape[1:]), requires_grad=False)
-    room[: len(own)] = own.detach()
-    parts = [torch.empty_like(room) for _ in numbers]
-    dist.all_gather(parts, room, group=world.group)
-    parts = [part[:num] for part, num in zip(parts, numbers, strict=True)]
-    parts[world.rank] = own  # with its gradient
-    return torch.cat(parts)
+        if len({shape[1:] for shape in shapes}) > 1:
+            error = TrainingError(
+                f"gather=True: the ranks have {', '.join(map(str, shapes))}, which cannot be put "
+                "together: let the network, or collate=, give the same shape everywhere, but for "
+                "the number of samples."
+            )
+            if is_lenient:
+                return error
+            raise error
+        own = tensor.byte() if tensor.dtype == torch.bool else tensor
+        sizes = before, sum(numbers) - before - num_here
+        first, last = (own.new_zeros((size, *own.shape[1:])) for size in sizes)
+        return Total.apply(torch.cat([first, own[:num_here], last]), world.group).to(tensor.dtype)
+
+    of_all = map_tensors(partial(whole, is_lenient=False), outputs)
+    is_lenient = isinstance(targets, Mapping)
+    return of_all, map_tensors(partial(whole, is_lenient=is_lenient), targets)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from gpupool.engine.metrics.metrics import Metrics
 from gpupool.engine.numerics.class_loss import NO_CLASS, fits_first, fits_last
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import Loss
+
+NUM_SUMS = 5  # of an `Evaluation`
 
 
 def each_share(
@@ -57,9 +60,9 @@ def each_share(
 class Evaluation:
     """What this rank's shares of a data set give: loss, samples and `metrics`, which are reset.
 
-    `sums` is float64 on the device: of each term of the loss its sum, then over how much it is;
-    samples (or pixels) whose class is right, and all that have one; samples. Those of all ranks,
-    added, are those of the data set. `skipped` is what this rank's shares lack.
+    `sums` is float64 on the device: of the loss its sum, and over how much it is; samples (or
+    pixels) whose class is right, and all that have one; samples. Those of all ranks, added, are
+    those of the data set. `skipped` is what this rank's shares lack.
     `metrics.compute(world)` gives their values in the end.
     """
 
@@ -68,7 +71,7 @@ class Evaluation:
     ) -> None:
         self._loss, self._world, self._options, self._metrics = loss, world, options, metrics
         metrics.reset()
-        self.sums = torch.zeros(2 * loss.num_terms + 3, dtype=torch.float64, device=world.device)
+        self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=world.device)
         self.skipped: list[Skipped] = []
 
     def add(self, outputs: Any, share: Share) -> None:
@@ -81,12 +84,28 @@ class Evaluation:
         with autocast(self._world.device, self._options.precision):
             if gathers:
                 halves = gathered(*halves, share.num_here, self._world)
+            if self._options.collate is not None and not self.sums.any():  # the first share
+                _warn_of_mixtures(self._loss, *halves)
             mean_loss = self._loss(*halves)
         if share.num_here:
             loss_count = self._loss.num_counted(share.targets, share.num_here)
             loss_count = share.num_here if gathers else loss_count
             self.sums += _row(self._loss, mean_loss, loss_count, outputs, share)
             self._metrics.update(outputs, share.targets)
+
+
+def _warn_of_mixtures(loss: Loss, outputs: Any, targets: Any) -> None:
+    """Targets that are probabilities of classes have no class that could be right."""
+    outputs, targets = loss.scored(outputs, targets)
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    is_soft = are_tensors and targets.is_floating_point() and targets.shape == outputs.shape
+    if loss.is_of_classes and is_soft and torch.allclose(targets.sum(1), targets.new_ones(())):
+        warnings.warn(
+            "the targets are probabilities of classes, so that there is no accuracy. If collate= "
+            "mixes samples, give it a parameter training=True, which is False where nothing is "
+            "trained.",
+            stacklevel=2,
+        )
 
 
 def count_correct(
@@ -111,11 +130,9 @@ def count_correct(
     return ((outputs.detach().argmax(1) == targets) & counts).sum(), counts.sum()
 
 
-def mean_loss(sums: Sequence[float], num_terms: int) -> float:
-    """The loss, of the sums of all ranks: of the terms that something counts for, NaN without."""
-    pairs = zip(sums[:num_terms], sums[num_terms : 2 * num_terms], strict=True)
-    terms = [total / count for total, count in pairs if count]
-    return sum(terms) if terms else math.nan
+def mean_loss(total: float, count: float) -> float:
+    """The loss, of the sums of all ranks; NaN where nothing counts."""
+    return total / count if count else math.nan
 
 
 def accuracy(num_correct: float, num_labeled: float) -> float | None:
@@ -125,11 +142,9 @@ def accuracy(num_correct: float, num_labeled: float) -> float | None:
 
 def _row(loss: Loss, mean: Tensor, loss_count: int | Tensor, outputs: Any, share: Any) -> Tensor:
     device = mean.device
-    terms = (mean.double() * loss_count).view(loss.num_terms)
-    counts = _number(loss_count, device).expand(loss.num_terms)
     correct = count_correct(loss, outputs, share.targets, share.num_here) or (0, 0)
-    rest = [_number(number, device) for number in (*correct, share.num_here)]
-    return torch.cat([terms, counts, torch.stack(rest)])
+    numbers = mean.double() * loss_count, loss_count, *correct, share.num_here
+    return torch.stack([_number(number, device) for number in numbers])
 
 
 def _number(number: float | Tensor, device: torch.device) -> Tensor:

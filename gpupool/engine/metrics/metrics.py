@@ -1,7 +1,7 @@
 """Metrics that are exact over ranks, whatever share of the samples each has. Runs on engines.
 
-Every rank adds up what it sees; the sums are put together once, at the end, and every rank then
-knows the same values. torchmetrics is accepted, not needed.
+They are those of torchmetrics. Every rank adds up what it sees; the sums are put together once, at
+the end, and every rank then knows the same values.
 
     metrics = make_metrics(["accuracy", "f1"], device)
     metrics.update(outputs, targets)          # of each share, if it has samples
@@ -10,10 +10,11 @@ knows the same values. torchmetrics is accepted, not needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,30 +23,11 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_metrics, name_of
 from gpupool.engine.batches.trees import main_output, part_of
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.named import mean_of, named
+from gpupool.engine.metrics.named import Measured, mean_of, named
 from gpupool.engine.metrics.torchmetrics import TorchMetric, looks_so
 from gpupool.engine.numerics.class_loss import NO_CLASS
 
 Picked = Callable[[Any, Any], tuple[Any, Any]]
-
-
-class Metric(Protocol):
-    """A metric, as one rank sees it."""
-
-    def reset(self) -> None:
-        """Forget everything."""
-
-    def update(self, outputs: Any, targets: Any) -> None:
-        """Add a batch."""
-
-    def state(self) -> Any:
-        """What this rank has seen, as something to pickle; None if nothing."""
-
-    def merged(self, states: Sequence[Any]) -> Any:
-        """The value, or values by name, from the states of the ranks that have seen something.
-
-        Asked of a rank that has.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +35,7 @@ class _Entry:
     """A metric by name, and what it is computed of: `pick` (outputs, targets) -> the same."""
 
     name: str
-    metric: Metric
+    metric: Measured | TorchMetric
     pick: Picked
 
 
@@ -90,28 +72,24 @@ class Metrics:
         if not self._entries:
             return {}
         by_rank = world.gather([entry.metric.state() for entry in self._entries])
-        seen = [rank for rank, states in enumerate(by_rank) if states[0] is not None]
-        if not seen:
-            return dict.fromkeys(self.names, float("nan"))
-        computed: dict[str, float] | TrainingError | None = None
-        # Computed once and sent: sums in another order would differ in the last bit.
-        if world.rank == seen[0]:
-            computed = self._values([by_rank[rank] for rank in seen])
-        values = world.gather(computed)[seen[0]]
-        if isinstance(values, TrainingError):
-            raise values
-        return dict(values)
-
-    def _values(self, states: list[list[Any]]) -> dict[str, float] | TrainingError:
-        """The values; or what is wrong with one of them, which all ranks must learn."""
+        computed: dict[str, float] = {}
+        problem: TrainingError | None = None
+        for entry, states in zip(self._entries, zip(*by_rank, strict=True), strict=True):
+            seen = [rank for rank, state in enumerate(states) if state is not None]
+            if not seen:
+                computed[entry.name] = math.nan
+            elif world.rank == seen[0]:  # once: sums in another order would differ in the last bit
+                try:
+                    found = entry.metric.merged([states[rank] for rank in seen])
+                    computed |= _numbers(entry.name, found)
+                except Exception as error:  # of the user's metric; raised again on every rank
+                    text = f"the metric {entry.name!r} cannot be computed: {error}"
+                    problem = problem or TrainingError(text)
         values: dict[str, float] = {}
-        for number, entry in enumerate(self._entries):
-            try:
-                found = entry.metric.merged([state[number] for state in states])
-                values |= _numbers(entry.name, found)
-            except Exception as error:  # of the user's metric; raised again on every rank
-                text = f"the metric {entry.name!r} cannot be computed: {error}"
-                return TrainingError(text)
+        for found, wrong in world.gather((computed, problem)):
+            if wrong is not None:
+                raise wrong
+            values |= found
         return values
 
 

@@ -26,10 +26,17 @@ def looks_so(metric: object) -> bool:
 
 
 class TorchMetric:
-    """A torchmetrics object as a `gpupool.engine.metrics.metrics.Metric`."""
+    """A torchmetrics object, of which each rank has a part of the samples.
 
-    def __init__(self, metric: Any, device: torch.device | str) -> None:
-        self._metric = metric.to(device)
+    `in_float64`: its sums are float64, and its counts are when they are divided.
+    """
+
+    def __init__(
+        self, metric: Any, device: torch.device | str, *, in_float64: bool = False
+    ) -> None:
+        self._metric, self._in_float64 = metric.to(device), in_float64
+        if in_float64:  # after `to`, which would set it back
+            self._metric.set_dtype(torch.float64)
         # A rank without samples gives no state: its default would count in a mean or a minimum.
         self._is_untouched = True
         for part in self._parts():
@@ -47,7 +54,7 @@ class TorchMetric:
         self._is_untouched = False
 
     def state(self) -> State | None:
-        """Its states, on the CPU."""
+        """Its states, on the CPU; None if it has seen nothing."""
         if self._is_untouched:
             return None
         return [
@@ -60,6 +67,8 @@ class TorchMetric:
         for number, part in enumerate(self._parts()):
             for name, reduction in part._reductions.items():
                 together = _together([state[number][name] for state in states], reduction)
+                if self._in_float64 and isinstance(together, Tensor):
+                    together = together.double()
                 setattr(part, name, map_tensors(partial(Tensor.to, device=part.device), together))
         return map_tensors(Tensor.cpu, self._metric.compute())
 

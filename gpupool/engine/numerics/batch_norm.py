@@ -1,9 +1,7 @@
 """Batch norm over the whole batch that the ranks hold together, on any backend. Runs on engines.
 
-torch's own SyncBatchNorm wants GPUs, and counts every row. Here the ranks exchange how many values
-a channel has, their mean and their squared deviations (Chan, Golub and LeVeque 1983, "Algorithms
-for computing the sample variance", formula 2.1), so that uneven shares give what one process gives,
-and a placeholder for an empty share counts nothing. On GPUs it works by torch's fused kernels.
+On GPUs it is torch's own, which counts the rows of each rank; a placeholder for an empty share
+comes to it as no rows. torch has none for CPUs: there two sums over the ranks make the statistics.
 
     model = sync_batch_norm(model)          # before DistributedDataParallel
     with counting(share.num_here > 0):
@@ -23,8 +21,8 @@ from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpupool.core.errors import TrainingError
+from gpupool.engine.batches.gathering import Total
 from gpupool.engine.group.forming import training_group
-from gpupool.engine.numerics.batch_norm_passes import Passes, passes_over
 
 Group = dist.ProcessGroup | None  # None: of the ranks that train
 
@@ -45,56 +43,85 @@ def counting(rows: bool) -> Iterator[None]:
 class SyncBatchNorm(_BatchNorm):
     """A batch norm of any number of dimensions, over the rows of all ranks while it trains.
 
-    Made by `sync_batch_norm` of another one, whose parameters and buffers it has.
+    Made by `sync_batch_norm` of another one, whose parameters and buffers it has. It is no
+    `nn.SyncBatchNorm`, as DDP refuses these on CPUs.
     """
 
     group: Group = None
     was: type[_BatchNorm] = nn.BatchNorm2d
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"a batch norm needs rows of channels, and not shape {input.shape}")
+    _check_input_dim: Any = nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels: Any = nn.SyncBatchNorm._check_non_zero_input_channels
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the default group: one of torch's cannot be copied."""
         return {name: value for name, value in vars(self).items() if name != "group"}
 
+    @property
+    def process_group(self) -> Group:
+        """What torch's forward looks for."""
+        return self.group or training_group()
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalised `input`, of its shape and type. `torch.compile` leaves it as it is."""
-        outputs: Tensor
         if not self.training:
-            outputs = super().forward(input)
-            return outputs
+            return super().forward(input)
         self._check_input_dim(input)
-        outputs = self._apart(input) if torch.compiler.is_compiling() else self._normalize(input)
-        return outputs
+        return self._apart(input) if torch.compiler.is_compiling() else self._normalize(input)
 
     def _normalize(self, input: Tensor) -> Tensor:
-        outputs: Tensor
-        outputs, num, mean, var = _Normalize.apply(
-            input, self.weight, self.bias, self.eps, _counts, self.group
-        )
-        if self.running_mean is not None:
-            self._track(num, mean, var)
-        return outputs
+        if input.device.type == "cpu":
+            return self._by_sums(input)
+        if _counts:
+            return nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
+        # Statistics of other ranks are in float32 at least: those of no rows must be, too.
+        rows = input[:0].to(torch.promote_types(input.dtype, torch.float32))
+        outputs = nn.SyncBatchNorm.forward(self, rows)  # type: ignore[arg-type]
+        # In the graph, as the way back is a collective too.
+        traced = torch.stack([0 * one.sum() for one in (outputs, *self.parameters())]).sum()
+        return torch.zeros_like(input) + traced.to(input.dtype)
 
     # Not compiled. torch.compiler.disable would import the compiler (a second) in every process
     # that imports this module; this does when it is called.
     _apart = _disable_dynamo(_normalize)
 
-    def _track(self, num: Tensor, mean: Tensor, var: Tensor) -> None:
-        """The running statistics: as torch's, with the unbiased variance."""
+    def _by_sums(self, input: Tensor) -> Tensor:
+        """As of one process with the rows of all ranks; in float32 at least."""
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        dims = [dim for dim in range(x.ndim) if dim != 1]
+        here = x.new_full((1,), x.numel() / x.shape[1])
+        found = self._total(torch.cat([x.sum(dims), here]) * _counts)
+        num = found[-1].detach()
+        mean = found[:-1] / num.clamp(min=1)
+        apart = x - self._along(mean, x)
+        var = self._total(apart.square().sum(dims) * _counts) / num.clamp(min=1)
+        if self.running_mean is not None and num:
+            self._track(mean.detach(), var.detach() * num / (num - 1).clamp(min=1))
+        factor = torch.rsqrt(var + self.eps)
+        factor = factor if self.weight is None else factor * self.weight
+        outputs = apart * self._along(factor, x)
+        if self.bias is not None:
+            outputs = outputs + self._along(self.bias, x)
+        return outputs.to(input.dtype)
+
+    def _total(self, own: Tensor) -> Tensor:
+        if not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
+            return own
+        total: Tensor = Total.apply(own, self.process_group)
+        return total
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """The running statistics, as torch's: with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        # Computed with tensors throughout: to read `num` would make the host wait for the GPU.
-        self.num_batches_tracked.add_(num > 0)
-        weight = torch.full_like(num, self.momentum or 0.0)
-        if self.momentum is None:
-            weight = 1 / self.num_batches_tracked.to(num.dtype)
-        weight = (weight * (num > 0)).to(self.running_mean.dtype)
-        self.running_mean.lerp_(mean.to(weight.dtype), weight)
-        self.running_var.lerp_(_unbiased(var, num).to(weight.dtype), weight)
+        self.num_batches_tracked.add_(1)
+        weight = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(var.to(self.running_var.dtype), weight)
+
+    @staticmethod
+    def _along(channels: Tensor, x: Tensor) -> Tensor:
+        return channels.view(-1, *[1] * (x.ndim - 2))
 
 
 def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
@@ -135,104 +162,3 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Its batch norms, in order."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-def _unbiased(var: Tensor, num: Tensor) -> Tensor:
-    return var * (num / (num - 1).clamp(min=1))
-
-
-class _Normalize(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) * weight + bias, with mean and var over all ranks.
-
-    Gives that, and how many values a channel has, their mean and biased variance. The gradient is
-    that of the sum of all ranks' losses.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        counts: bool,
-        group: Group,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        passes = passes_over(x)
-        num, mean, var = _statistics(passes, counts, group)
-        invstd = torch.rsqrt(var + eps)
-        ctx.save_for_backward(passes.x, weight, mean, invstd, num)
-        ctx.counts, ctx.group = counts, group
-        outputs = passes.normalized(mean, invstd, weight, bias)
-        ctx.mark_non_differentiable(num, mean, var)
-        return outputs, num, mean, var
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, invstd, num = ctx.saved_tensors
-        passes = passes_over(x)
-        sums = torch.cat(passes.sums(grads[0], mean, invstd, weight))
-        if not ctx.counts:
-            sums.zero_()
-        own_bias, own_weight = sums.chunk(2)
-        # Of weight and bias each rank gives its own part: DDP averages those.
-        own_weight = own_weight * invstd
-        # The ranks need each other's sums, as each output depends on all ranks' inputs.
-        of_grad, of_product = _sum(sums.clone(), ctx.group).chunk(2)
-        all_sums = of_grad, of_product
-        of_x = (
-            passes.gradient(mean, invstd, weight, all_sums, num.clamp(min=1))
-            if ctx.counts
-            else torch.zeros_like(x)
-        )
-        has_affine = weight is not None
-        return (
-            of_x,
-            own_weight.to(weight.dtype) if has_affine else None,
-            own_bias.to(weight.dtype) if has_affine else None,
-            None,
-            None,
-            None,
-        )
-
-
-def _statistics(passes: Passes, counts: bool, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Values a channel, mean and biased variance over the counting rows of all ranks."""
-    size, device = passes.x.shape[1], passes.x.device
-    own = torch.zeros(2 * size + 1, dtype=passes.dtype, device=device)
-    if counts:
-        mean, var = passes.moments()
-        here = torch.full((1,), passes.num_values, dtype=passes.dtype, device=device)
-        own = torch.cat([mean, var * passes.num_values, here])
-    # One collective: mean, squared deviations and number of values of each rank in one row.
-    every = _gather(own, group)
-    means, deviations, nums = every[:, :size], every[:, size:-1], every[:, -1:]
-    num = nums.sum()
-    known = num.clamp(min=1)
-    mean = (means * nums).sum(0) / known
-    var = (deviations + nums * (means - mean).square()).sum(0) / known
-    return num, mean, var
-
-
-def _gather(own: Tensor, of: Group) -> Tensor:
-    """`own` of every rank, shape (ranks, len(own))."""
-    group, size = _group_of(of)
-    if size == 1:
-        return own[None]
-    every = own.new_empty(size, len(own))
-    dist.all_gather(list(every), own, group=group)
-    return every
-
-
-def _sum(own: Tensor, of: Group) -> Tensor:
-    group, size = _group_of(of)
-    if size > 1:
-        dist.all_reduce(own, group=group)
-    return own
-
-
-def _group_of(group: Group) -> tuple[dist.ProcessGroup | None, int]:
-    if not dist.is_initialized():
-        return None, 1
-    group = group or training_group()
-    return group, dist.get_world_size(group)

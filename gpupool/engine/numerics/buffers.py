@@ -16,7 +16,7 @@ from gpupool.engine.batches.share import Share
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import SyncBatchNorm, batch_norms, counting
 from gpupool.engine.numerics.ddp import share_statistics, share_tensors, statistics_rank
-from gpupool.engine.numerics.forward import Evaluating
+from gpupool.engine.numerics.forward import evaluating
 
 
 class StepBuffers:
@@ -56,7 +56,7 @@ class StepBuffers:
             return counting(num_here > 0)
         if num_here and not self._is_partial_batch:
             return nullcontext()  # a full batch always has this size: let torch raise
-        return Evaluating(self._norms, only_single=num_here == 1)
+        return evaluating(self._norms, only_single=num_here == 1)
 
     def after_backward(self, share: Share) -> None:
         """Rank 0's buffers are saved: where it has no samples, those of the first rank that has."""

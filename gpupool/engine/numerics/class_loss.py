@@ -70,42 +70,34 @@ def classes_first(outputs: Any, targets: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassLoss:
+class ClassMean:
     """Cross entropy: a mean over samples, or pixels of a class, each as much as its class weighs.
 
     Of one class a sample without `weight` and with torch's own `ignored`, it is a mean over all
     samples, so that ranks need not ask each other; a sample of no class (-100) adds 0.
+    `num_classes`: so many outputs the data need; 0 where nobody knows.
     """
 
     function: Callable[..., Tensor]
     weight: Tensor | None = None
     ignored: int = NO_CLASS
     label_smoothing: float = 0.0
-    num_terms: int = 1
     num_classes: int = 0
-    """So many outputs the data need; 0 where nobody knows."""
-    is_of_classes: bool = True
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         if self.num_classes:
             require_outputs(classes_first(main_output(outputs), targets), self.num_classes)
-        if isinstance(outputs, Tensor):
-            return self._mean(outputs, targets)
         loss = self._mean(main_output(outputs), targets)
-        for name, factor in _AUXILIARY.items():
+        for name, factor in {} if isinstance(outputs, Tensor) else _AUXILIARY.items():
             if has_part(outputs, name) and part_of(outputs, name) is not None:
                 loss = loss + factor * self._mean(part_of(outputs, name), targets)
         return loss
 
     def num_counted(self, targets: Tensor, num_here: int) -> int | Tensor:
+        """Over how much it is a mean, see `Loss`."""
         if self._counts_samples(targets):
             return num_here
-        if not num_here:
-            return torch.zeros((), dtype=torch.float64, device=targets.device)
-        return self._count(targets)
-
-    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        return classes_first(main_output(outputs), targets), targets
+        return self._count(targets) * (num_here > 0)
 
     def _counts_samples(self, targets: Tensor) -> bool:
         if targets.is_floating_point():  # probabilities of the classes
@@ -122,19 +114,15 @@ class ClassLoss:
     def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         require_tensor(outputs)
         outputs = classes_first(outputs, targets)
-        more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        more: dict[str, Any] = {}
+        if self.label_smoothing:
+            more["label_smoothing"] = self.label_smoothing
         if targets.is_floating_point():
             return self.function(outputs, targets, self.weight, **more)
         # A sum over a count of our own: torch's mean divides by what counts in this share, and is
         # NaN where nothing does.
-        total = self.function(
-            outputs,
-            targets,
-            self.weight,
-            ignore_index=self.ignored,
-            reduction="sum",
-            **more,
-        )
+        more |= {"ignore_index": self.ignored, "reduction": "sum"}
+        total = self.function(outputs, targets, self.weight, **more)
         if self._counts_samples(targets):
             return total / len(targets)
         count = self._count(targets)

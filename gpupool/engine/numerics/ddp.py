@@ -100,7 +100,7 @@ def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> Non
 
 
 def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether each of these parameters is in the graph of what is minimised."""
+    """Whether each of these parameters is, or may be, in the graph of what is minimised."""
     # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
     seen: set[Any] = set()
     found: set[int] = set()
@@ -109,6 +109,8 @@ def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
         node = waiting.pop()
         if node is None or node in seen:
             continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True  # of torch's reentrant checkpoint, which hides what it has computed
         seen.add(node)
         variable = getattr(node, "variable", None)  # of the nodes that add up a leaf's gradient
         if variable is not None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from gpupool.core.errors import TrainingError
+
 _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
@@ -17,31 +19,19 @@ def averaged(model: nn.Module, decay: float) -> AveragedModel:
 
 
 def update_average(average: AveragedModel, model: nn.Module) -> None:
-    """Add the weights and buffers of `model`, as they are after a step, to their average."""
-    _match_buffers(average.module, model)
-    average.update_parameters(model)
+    """Add the weights and buffers of `model`, as they are after a step, to their average.
 
-
-def _match_buffers(module: nn.Module, model: nn.Module) -> None:
-    """Give a copy of `model` the buffers that this has made since, or recreated in another size.
-
-    torch pairs them by their place, and averages whatever it finds there.
+    Raises TrainingError if they are not those that were there before the first step.
     """
-    twins: dict[int, Tensor | None] = {}  # one that several modules share stays one
-    for own, other in zip(module.modules(), model.modules(), strict=True):
-        for name, buffer in other._buffers.items():
-            twin = own._buffers.get(name)
-            if _kind(twin) == _kind(buffer):
-                twins[id(buffer)] = twin
-                continue
-            if id(buffer) not in twins:
-                twins[id(buffer)] = None if buffer is None else buffer.detach().clone()
-            is_kept = name not in other._non_persistent_buffers_set
-            own.register_buffer(name, twins[id(buffer)], persistent=is_kept)
-
-
-def _kind(buffer: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
-    return None if buffer is None else (buffer.shape, buffer.dtype)
+    # torch pairs them by their place, and averages whatever it finds there.
+    own, others = average.module.named_buffers(), model.named_buffers()
+    if [(name, one.shape) for name, one in own] != [(name, one.shape) for name, one in others]:
+        raise TrainingError(
+            "ema= averages what the network has before the first step, and it has made other "
+            "buffers since: register them in __init__ with the size that they keep, or leave ema "
+            "out."
+        )
+    average.update_parameters(model)
 
 
 def _averaging(decay: float) -> Callable[[_Tensors, _Tensors, Tensor | int], None]:

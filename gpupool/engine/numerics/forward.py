@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import operator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,9 +85,6 @@ def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
             torch._foreach_copy_(own, others)
 
 
-_MASK = 2**64 - 1
-
-
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
     """Set torch's generators, of the CPU and of `device`, to what (seed, rank, step) say.
 
@@ -98,47 +97,33 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def step_key(seed: int, rank: int, step: int) -> int:
-    """A number in 0..2**64-1, by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-    pseudorandom number generators", doi 10.1145/2660193.2660195).
+    """A number in 0..2**64-1 that these alone determine.
 
     Its lower half is as good: torch's generator of the CPU takes no more.
     """
-    key = seed
-    for part in (rank, step):
-        key = _mixed((key + 0x9E3779B97F4A7C15 * (part + 1)) & _MASK)
-    return key
+    return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0])
 
 
-def _mixed(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
-class Evaluating:
+@contextmanager
+def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[None]:
     """While this lasts, these batch norms are in evaluation mode.
 
     With `only_single` those alone that get one value a channel, which has no variance: torch
     refuses to train them on it.
     """
-
-    def __init__(self, modules: list[Any], *, only_single: bool) -> None:
-        self._modules = [module for module in modules if module.training]
-        self._only_single = only_single
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        for module in self._modules:
-            if self._only_single:
-                self._hooks.append(module.register_forward_pre_hook(_evaluate_single))
-            else:
-                module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
+    norms, hooks = [norm for norm in norms if norm.training], []
+    for norm in norms:
+        if only_single:
+            hooks.append(norm.register_forward_pre_hook(_evaluate_single))
+        else:
+            norm.training = False
+    try:
+        yield
+    finally:
+        for hook in hooks:
             hook.remove()
-        for module in self._modules:
-            module.training = True
+        for norm in norms:
+            norm.training = True
 
 
 def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

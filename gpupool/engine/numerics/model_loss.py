@@ -6,7 +6,6 @@ Knows only torch, and of Hugging Face's networks what their attributes show.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,51 +21,30 @@ from gpupool.engine.numerics.class_loss import NO_CLASS, classes_first
 Counts = Callable[[Any, int], int | Tensor]
 
 
-@dataclass(frozen=True)
-class ModelLoss:
-    """What a network gives as its loss; `targets` are the whole batch.
-
-    `counts` says over how much it is a mean, `shifts` that each token is to predict the next one.
-    """
-
-    counts: Counts | None = None
-    shifts: bool = False
-    num_terms: int = 1
-    ignored: int = NO_CLASS
-    is_of_classes: bool = True
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        found = _loss_in(outputs)
-        if found is None:
-            has = f"{type(outputs).__name__} of {', '.join(map(repr, outputs))}"
-            shown = has if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-            raise TrainingError(
-                f"the network gave no loss, only {shown}: networks of Hugging Face do if the batch "
-                "has labels (for a language model, collate=transformers."
-                "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a "
-                "loss: train(model, data, loss)."
-            )
-        return found
-
-    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
-        counts = self.counts or partial(_tokens_or_samples, shifts=self.shifts)
-        return counts(targets, num_here)
-
-    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        scores, labels = main_output(outputs), label_of(targets)
-        if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)):
-            return scores, labels
-        if scores.ndim == 3 and labels.shape == scores.shape[:2]:  # tokens, of Hugging Face
-            scores = scores.movedim(-1, 1)
-            if self.shifts:
-                return scores[:, :, :-1], labels[:, 1:]
-            return scores, labels
-        return classes_first(scores, labels), labels
+def given_loss(outputs: Any, batch: Any) -> Tensor:
+    """What a network gives as its loss."""
+    found = _loss_in(outputs)
+    if found is None:
+        has = f"{type(outputs).__name__} of {', '.join(map(repr, outputs))}"
+        shown = has if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        raise TrainingError(
+            f"the network gave no loss, only {shown}: networks of Hugging Face do if the batch has "
+            "labels (for a language model, collate=transformers."
+            "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a loss: "
+            "train(model, data, loss)."
+        )
+    return found
 
 
-def model_loss(model: nn.Module, counts: Counts | None) -> ModelLoss:
-    """The loss of this network."""
-    return ModelLoss(counts, shifts=_shifts(model))
+def scored(outputs: Any, batch: Any, *, shifts: bool) -> tuple[Any, Any]:
+    """Scores of classes and labels; `shifts`: each token is to predict the next one."""
+    scores, labels = main_output(outputs), label_of(batch)
+    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)):
+        return scores, labels
+    if scores.ndim == 3 and labels.shape == scores.shape[:2]:  # tokens, of Hugging Face
+        scores = scores.movedim(-1, 1)
+        return (scores[:, :, :-1], labels[:, 1:]) if shifts else (scores, labels)
+    return classes_first(scores, labels), labels
 
 
 def counter(weight: Any, model: nn.Module | None) -> Counts | None:
@@ -74,18 +52,42 @@ def counter(weight: Any, model: nn.Module | None) -> Counts | None:
     if weight is None:
         return None
     if weight == "samples":
-        return _samples
+        return samples
     if weight == "tokens":
-        return partial(_tokens, shifts=model is not None and _shifts(model))
+        return partial(_tokens, shifts=model is not None and predicts_next(model))
     return partial(_counted_by, weight)
 
 
-def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> Tensor:
-    number = function(targets)
-    first = first_tensor(targets)
-    device = (
-        number.device if isinstance(number, Tensor) else first.device if first is not None else None
+def samples(targets: Any, num_here: int) -> int:
+    """Counts the samples that are here."""
+    return num_here
+
+
+def tokens_or_samples(batch: Any, num_here: int, *, shifts: bool) -> int | Tensor:
+    """A label for each token: the mean is over these; one for each sample: over samples."""
+    labels = label_of(batch)
+    is_of_tokens = (
+        isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
     )
+    return _tokens(batch, num_here, shifts=shifts) if is_of_tokens else num_here
+
+
+def predicts_next(model: nn.Module) -> bool:
+    """Whether a network of Hugging Face is a causal language model: its loss shifts the labels."""
+    inner = getattr(model, "get_base_model", None)
+    model = inner() if callable(inner) else model
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    name = type(model).__name__
+    return getattr(model, "loss_type", None) == "ForCausalLM" or (
+        hasattr(model, "loss_type") and name.endswith(("LMHeadModel", "ForCausalLM"))
+    )
+
+
+def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> Tensor:
+    number, first = function(targets), first_tensor(targets)
+    place = number if isinstance(number, Tensor) else first
+    device = None if place is None else place.device
     found = torch.as_tensor(number, dtype=torch.float64, device=device)
     if found.ndim:
         raise TrainingError(
@@ -93,10 +95,6 @@ def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> 
             "loss of this batch is a mean."
         )
     return found
-
-
-def _samples(targets: Any, num_here: int) -> int:
-    return num_here
 
 
 def _tokens(targets: Any, num_here: int, *, shifts: bool) -> Tensor:
@@ -108,15 +106,6 @@ def _tokens(targets: Any, num_here: int, *, shifts: bool) -> Tensor:
             "labels: give a function that counts, weight=lambda batch: ..."
         )
     return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
-
-
-def _tokens_or_samples(targets: Any, num_here: int, *, shifts: bool) -> int | Tensor:
-    """A label for each token: the mean is over these; one for each sample: over samples."""
-    labels = label_of(targets)
-    is_of_tokens = (
-        isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
-    )
-    return _tokens(targets, num_here, shifts=shifts) if is_of_tokens else num_here
 
 
 def _loss_in(outputs: Any) -> Tensor | None:
@@ -134,15 +123,3 @@ def _loss_in(outputs: Any) -> Tensor | None:
         is_clear = len(numbers) == 1 or (numbers and numbers[0] is outputs[0])
         return numbers[0] if is_clear else None
     return None
-
-
-def _shifts(model: nn.Module) -> bool:
-    """Whether a network of Hugging Face is a causal language model: its loss shifts the labels."""
-    inner = getattr(model, "get_base_model", None)
-    model = inner() if callable(inner) else model
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return False
-    name = type(model).__name__
-    return getattr(model, "loss_type", None) == "ForCausalLM" or (
-        hasattr(model, "loss_type") and name.endswith(("LMHeadModel", "ForCausalLM"))
-    )

@@ -32,7 +32,7 @@ from gpupool.engine.metrics.evaluation import Evaluation, each_share
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.numerics.batch_norm import plain_batch_norm
 from gpupool.engine.numerics.ddp import share_statistics
-from gpupool.engine.numerics.losses import make_loss, requiring
+from gpupool.engine.numerics.losses import make_loss
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
 from gpupool.engine.training.dataset_statistics import fit_normalization
@@ -124,10 +124,11 @@ class _Training:
     ) -> None:
         self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
         event_log = make_event_log(options, world, emit)
-        made = make_loss(loss, world.device, model=model, weight=options.weight)
-        self.loss = requiring(made, num_classes)
+        self.loss = make_loss(
+            loss, world.device, model=model, weight=options.weight, num_classes=num_classes
+        )
         self.form = form_of(model, loss, options)
-        reporter = Reporter(world, event_log, num_terms=self.loss.num_terms)
+        reporter = Reporter(world, event_log)
         self.run = make_run(model, options, world, reporter)
         self.hooks = Hooks(self.run, event_log, dataset)
         self.metrics = make_metrics(

@@ -34,7 +34,13 @@ from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.evaluation import Evaluation, accuracy, count_correct, mean_loss
+from gpupool.engine.metrics.evaluation import (
+    NUM_SUMS,
+    Evaluation,
+    accuracy,
+    count_correct,
+    mean_loss,
+)
 from gpupool.engine.numerics.losses import Loss
 
 REPORT_EVERY_S = 1.0
@@ -44,9 +50,8 @@ _MOST_STEPS = 10**6  # between two reports
 class BatchMetrics(NamedTuple):
     """Loss and counts of a micro-batch: numbers, or tensors on the device that nobody has read.
 
-    `mean_loss` and `loss_count` (over how much it is a mean) have shape (), or (terms,) where the
-    loss has several. `num_correct` of `num_labeled` targets that have a class were found; 0 of 0
-    where there are none.
+    `loss_count`: over how much `mean_loss` is a mean. `num_correct` of `num_labeled` targets that
+    have a class were found; 0 of 0 where there are none.
     """
 
     num_here: int
@@ -90,9 +95,8 @@ class Reporter:
         world: World,
         emit: Callable[[Sequence[Event]], None],
         requests: Mapping[str, Callable[[], bool]] | None = None,
-        num_terms: int = 1,
     ) -> None:
-        self._world, self._emit, self._num_terms = world, emit, num_terms
+        self._world, self._emit = world, emit
         self.requests = dict(requests or {})
         self.requested: frozenset[str] = frozenset()
         self.last_step: StepEvent | None = None
@@ -154,7 +158,7 @@ class Reporter:
         requests = [float(is_requested()) for is_requested in self.requests.values()]
         rest = [self._measured_steps(), *self._reads.numbers()]
         tail = torch.tensor([*requests, *rest], dtype=torch.float64)
-        rows = _per_step(self._metrics, self._num_terms, self._world.device)
+        rows = _per_step(self._metrics, self._world.device)
         block = torch.cat([rows.view(-1), tail.to(self._world.device, non_blocking=True)])
         self._sending = self._world.sum_later(block)
         self._sent, self._step_info, self._metrics = self._step_info, [], []
@@ -174,16 +178,16 @@ class Reporter:
     def receive(self) -> list[StepEvent]:
         """Emit the steps whose sums were sent, and learn what is `requested`.
 
-        Returns, on every rank, those steps in which every loss term counted something. None does
+        Returns, on every rank, those steps in which the loss counted something. None does
         if all samples were skipped, or no pixel has a class.
 
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
         assert self._sending is not None
         numbers = self._sending()
-        width, num = _width(self._num_terms), len(self._sent)
-        rows = [numbers[i * width : (i + 1) * width] for i in range(num)]
-        *requests, steps_a_second = numbers[num * width : -NUM_READ]
+        num = len(self._sent)
+        rows = [numbers[i * NUM_SUMS : (i + 1) * NUM_SUMS] for i in range(num)]
+        *requests, steps_a_second = numbers[num * NUM_SUMS : -NUM_READ]
         read = numbers[-NUM_READ:]
         steps = [self._event(row, info) for row, info in zip(rows, self._sent, strict=True)]
         self._sending, self._sent, self._steps_a_second = None, [], int(steps_a_second)
@@ -194,8 +198,7 @@ class Reporter:
         self._received = steps[-1]
         self.emit(*steps)
         self._emit_reads(read, steps[-1].step, steps[-1].epoch)
-        loss_counts = slice(self._num_terms, 2 * self._num_terms)
-        return [step for step, row in zip(steps, rows, strict=True) if all(row[loss_counts])]
+        return [step for step, (_, count, *_) in zip(steps, rows, strict=True) if count]
 
     def flush(self) -> list[StepEvent]:
         """Emit all noted steps, and wait for their sums; as `receive`."""
@@ -217,8 +220,8 @@ class Reporter:
         ]
 
     def _event(self, row: Sequence[float], info: dict[str, Any]) -> StepEvent:
-        *loss_sums, num_correct, num_labeled, num = row
-        loss, share = mean_loss(loss_sums, self._num_terms), accuracy(num_correct, num_labeled)
+        total, count, num_correct, num_labeled, num = row
+        loss, share = mean_loss(total, count), accuracy(num_correct, num_labeled)
         return StepEvent(loss=loss, accuracy=share, num_samples=int(num), **info)
 
     # ---- passes over the data: epochs and validations -------------------------------------------
@@ -256,11 +259,11 @@ class Reporter:
         self._reads.add_skipped(found.skipped)
         tail = torch.tensor(self._reads.numbers(), dtype=torch.float64).to(found.sums.device)
         numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
-        *loss_sums, num_correct, num_labeled, num = numbers[:-NUM_READ]
+        total, count, num_correct, num_labeled, num = numbers[:-NUM_READ]
         self._emit_reads(numbers[-NUM_READ:], step, epoch)
         self._reads.check_complete(int(num))
         self._reads.resume(self._training_pass)
-        loss, share = mean_loss(loss_sums, self._num_terms), accuracy(num_correct, num_labeled)
+        loss, share = mean_loss(total, count), accuracy(num_correct, num_labeled)
         return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
 
     def emit_validation(self, event: ValidationEvent) -> None:
@@ -312,12 +315,10 @@ class Reporter:
 # ---- a table of steps: a row has what the `sums` of an `Evaluation` have -------------------------
 
 
-def _per_step(
-    steps: Sequence[Sequence[BatchMetrics]], num_terms: int, device: torch.device
-) -> Tensor:
-    """A row for each step: the sum over its micro-batches. Shape (steps, `_width`), float64."""
+def _per_step(steps: Sequence[Sequence[BatchMetrics]], device: torch.device) -> Tensor:
+    """A row for each step: the sum over its micro-batches. Shape (steps, `NUM_SUMS`), float64."""
     every = [one for step in steps for one in step]
-    rows = _table(every, num_terms, device)
+    rows = _table(every, device)
     if len(every) == len(steps):
         return rows
     of_step = [i for i, step in enumerate(steps) for _ in step]
@@ -325,26 +326,19 @@ def _per_step(
     return rows.new_zeros(len(steps), rows.shape[1]).index_add_(0, index, rows)
 
 
-def _table(metrics: Sequence[BatchMetrics], num_terms: int, device: torch.device) -> Tensor:
+def _table(metrics: Sequence[BatchMetrics], device: torch.device) -> Tensor:
     """A row for each micro-batch, on the device. One that counts nothing adds nothing."""
-    num = len(metrics)
-    loss_counts = _column([one.loss_count for one in metrics], device).view(num, -1)
-    means = torch.stack([one.mean_loss for one in metrics]).to(torch.float64).view(num, -1)
-    loss_counts = loss_counts.expand_as(means)
-    rest = torch.stack(
-        [
-            _column([one.num_correct for one in metrics], device),
-            _column([one.num_labeled for one in metrics], device),
-            _column([one.num_here for one in metrics], device),
-        ],
-        1,
-    )
-    # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
-    return torch.cat([(means * loss_counts).where(loss_counts > 0, 0), loss_counts, rest], 1)
-
-
-def _width(num_terms: int) -> int:
-    return 2 * num_terms + 3
+    loss_counts = _column([one.loss_count for one in metrics], device)
+    means = torch.stack([one.mean_loss for one in metrics]).to(torch.float64)
+    columns = [
+        # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
+        (means * loss_counts).where(loss_counts > 0, 0),
+        loss_counts,
+        _column([one.num_correct for one in metrics], device),
+        _column([one.num_labeled for one in metrics], device),
+        _column([one.num_here for one in metrics], device),
+    ]
+    return torch.stack(columns, 1)
 
 
 def _column(values: Sequence[int | Tensor], device: torch.device) -> Tensor:

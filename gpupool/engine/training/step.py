@@ -39,7 +39,7 @@ from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ExtraState, ForwardState, autocast, seed_step
-from gpupool.engine.numerics.losses import Loss, require_gradient
+from gpupool.engine.numerics.losses import Loss, add_gradient, require_gradient
 from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
@@ -157,7 +157,7 @@ class TrainingStep:
             weighted_loss = run.scaler.scale(weighted_loss)
         if syncs and run.world.size > 1:
             self._timer.begin_backward(weighted_loss)
-        weighted_loss.backward()
+        add_gradient(weighted_loss)
         self._timer.end_backward()
         return metrics
 
@@ -181,8 +181,6 @@ class TrainingStep:
         # With even shares it is 1, and a multiplication has to be differentiated too.
         is_one = isinstance(weight, float) and weight == 1.0
         weighted_loss = mean_loss if is_one else mean_loss * weight
-        if weighted_loss.ndim:  # a loss of several terms
-            weighted_loss = weighted_loss.sum()
         metrics = batch_metrics(self._loss, mean_loss, loss_count, outputs, targets, num_here)
         return weighted_loss, metrics
 
@@ -191,10 +189,8 @@ class TrainingStep:
     ) -> tuple[float | Tensor, int | Tensor]:
         """What the mean loss of a micro-batch is taken times, and over how much it is a mean."""
         size = self._run.world.size
-        if self._run.options.gather:
-            # Each rank has the loss of the whole batch, and the gradient by its own outputs alone:
-            # DDP divides their sum by the number of ranks.
-            return float(size), num_here
+        if self._run.options.gather:  # each rank has the loss of the whole batch
+            return 1.0, num_here
         loss_count = self._loss.num_counted(targets, num_here)
         if not num_here:
             loss_count = loss_count * 0

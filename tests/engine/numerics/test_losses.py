@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES, check_loss
 from gpupool.engine.metrics.evaluation import count_correct
-from gpupool.engine.numerics.losses import make_loss
+from gpupool.engine.metrics.named import mean_of
+from gpupool.engine.numerics.losses import add_gradient, make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
@@ -123,7 +124,6 @@ def test_a_dict_weighs_the_losses_of_outputs_by_name_or_number() -> None:
     outputs, targets = {"a": numbers(4), "b": numbers(4, seed=1)}, {"a": labels(4), "b": labels(4)}
     a = functional.mse_loss(outputs["a"], targets["a"].double())
     b = functional.l1_loss(outputs["b"], targets["b"].double())
-    assert loss.num_terms == 1
     assert torch.isclose(loss(outputs, targets), a + 3 * b)
     by_number = make_loss({0: "mse", 1: ("mae", 3.0)})
     pair = (outputs["a"], outputs["b"])
@@ -131,35 +131,36 @@ def test_a_dict_weighs_the_losses_of_outputs_by_name_or_number() -> None:
 
 
 class TwoHeads(nn.Module):
-    """A mask of 5 classes and a number, from one input."""
+    """One of 5 classes and a number, from one input."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.mask, self.number = nn.Linear(4, 20).to(DOUBLE), nn.Linear(4, 1).to(DOUBLE)
+        self.kind, self.number = nn.Linear(4, 5).to(DOUBLE), nn.Linear(4, 1).to(DOUBLE)
 
     def forward(self, inputs: dict[str, Any]) -> dict[str, Tensor]:
         x = inputs["x"] + inputs["more"][0]
-        return {"mask": self.mask(x).view(-1, 5, 4), "number": self.number(x)}
+        return {"kind": self.kind(x), "number": self.number(x)}
 
 
 class TwoTargets(torch.utils.data.Dataset[Any]):
-    """Inputs and targets in dicts; how many pixels have a class differs from sample to sample."""
+    """Inputs and targets in dicts."""
 
     def __len__(self) -> int:
         return NUM
 
     def __getitem__(self, index: int) -> Any:
         inputs = {"x": numbers(NUM, 4)[index], "more": (numbers(NUM, 4, seed=5)[index], "name")}
-        mask = labels(NUM, 4)[index]
-        mask[: index % 5] = -100
-        return inputs, {"mask": mask, "number": numbers(NUM, seed=6)[index]}
+        return inputs, {"kind": labels(NUM)[index], "number": numbers(NUM, seed=6)[index]}
 
 
-def test_terms_that_are_means_over_different_things_are_exact_over_ranks(
-    pools: Pools,
-) -> None:
-    loss = {"mask": "cross_entropy", "number": ("mse", 0.25)}
+def both(outputs: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
+    kind = functional.cross_entropy(outputs["kind"], targets["kind"])
+    return kind + 0.25 * functional.mse_loss(outputs["number"][:, 0], targets["number"])
+
+
+def test_losses_of_several_outputs_are_exact_over_ranks(pools: Pools) -> None:
+    loss = {"kind": "cross_entropy", "number": ("mse", 0.25)}
     settings = {"loss": loss, "batch_size": 4, "epochs": 2, "lr": 0.1, "shuffle": "never"}
     model, data = TwoHeads(), TwoTargets()
     expected = []
@@ -167,36 +168,34 @@ def test_terms_that_are_means_over_different_things_are_exact_over_ranks(
     for start in [0, 4, 8] * 2:
         rows = [data[i] for i in range(start, min(start + 4, NUM))]
         inputs, targets = torch.utils.data.default_collate(rows)
-        outputs = model(inputs)
-        mask = functional.cross_entropy(outputs["mask"], targets["mask"])
-        number = functional.mse_loss(outputs["number"][:, 0], targets["number"])
         optimizer.zero_grad()
-        (mask + 0.25 * number).backward()
+        found = both(model(inputs), targets)
+        found.backward()
         optimizer.step()
-        expected.append((mask + 0.25 * number).item())
+        expected.append(found.item())
+    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
+    with torch.no_grad():
+        outputs = model(inputs)
     for n, pool in pools.items():
         result = train_on(pool, TwoHeads(), data, validation=data, **settings)
         assert result.history.loss == pytest.approx(expected, abs=1e-12), n
         assert (weights(result.model) - weights(model)).abs().max() < 1e-12
-        validation = result.history.validations[-1]
-        assert validation.loss == pytest.approx(whole_loss(model, data), abs=1e-12)
-        assert validation.accuracy == pytest.approx(whole_accuracy(model, data), abs=1e-12)
+        last = result.history.validations[-1]
+        assert last.loss == pytest.approx(float(both(outputs, targets)), abs=1e-12)
+        right = outputs["kind"].argmax(1) == targets["kind"]
+        assert last.accuracy == pytest.approx(float(right.double().mean()), abs=1e-12)
 
 
-def whole_loss(model: nn.Module, data: TwoTargets) -> float:
-    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
-    with torch.no_grad():
-        outputs = model(inputs)
-    mask = functional.cross_entropy(outputs["mask"], targets["mask"])
-    return float(mask + 0.25 * functional.mse_loss(outputs["number"][:, 0], targets["number"]))
-
-
-def whole_accuracy(model: nn.Module, data: TwoTargets) -> float:
-    inputs, targets = torch.utils.data.default_collate([data[i] for i in range(NUM)])
-    with torch.no_grad():
-        found = model(inputs)["mask"].argmax(1)
-    counts = targets["mask"] != -100
-    return float((found == targets["mask"])[counts].double().mean())
+def test_losses_of_a_dict_that_are_means_over_different_things_are_refused() -> None:
+    loss = make_loss({"mask": "cross_entropy", "number": "mse"})
+    with raises(TrainingError, "'mask'"):
+        loss.num_counted({"mask": labels(NUM, 3), "number": numbers(NUM)}, NUM)
+    # of the same targets they are means over the same pixels
+    auxiliary = make_loss({"out": "cross_entropy", "aux": ("cross_entropy", 0.5)})
+    assert (
+        int(auxiliary.num_counted(labels(NUM, 3, ignored=-100), NUM))
+        == (labels(NUM, 3, ignored=-100) >= 0).sum()
+    )
 
 
 def test_classes_that_weigh_differently_are_exact_over_ranks(pools: Pools) -> None:
@@ -286,3 +285,73 @@ def test_a_class_that_is_ignored_is_neither_right_nor_wrong() -> None:
     found = count_correct(loss, outputs, targets, 3)
     assert found is not None
     assert [int(number) for number in found] == [1, 2]
+
+
+# ---- shapes and numbers that do not fit --------------------------------------------------------
+
+
+def column() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(8, 1)
+
+
+LINE = TensorDataset(numbers(64, 8).float(), numbers(64, 8).float().sum(1))
+LINE_SETTINGS: dict[str, Any] = {"epochs": 1, "batch_size": 16, "shuffle": "never"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(nn.MSELoss(), "mse"), (nn.L1Loss(), "mae"), (nn.HuberLoss(), "huber")],
+)
+def test_a_module_takes_a_column_of_outputs_as_its_name_does(
+    pools: Pools, module: nn.Module, name: str
+) -> None:
+    named = train_on(pools[1], column(), LINE, loss=name, **LINE_SETTINGS)
+    for n in (1, 2):
+        found = train_on(pools[n], column(), LINE, loss=module, **LINE_SETTINGS)
+        assert (weights(found.model) - weights(named.model)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_function_that_would_compare_each_with_each_is_told_both_shapes(is_trained: bool) -> None:
+    loss = make_loss(lambda outputs, targets: ((outputs.tanh() - targets) ** 2).mean())
+    with torch.set_grad_enabled(is_trained), raises(TrainingError, "(4, 1)", "(4,)"):
+        loss(numbers(4, 1).requires_grad_(), numbers(4))
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        make_loss(functional.mse_loss)(numbers(4), numbers(4, 1))
+    inner = make_loss(lambda outputs, targets: (outputs["out"] - targets["y"]).abs().mean())
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        inner({"out": numbers(4, 1)}, {"y": numbers(4)})
+    with raises(TrainingError, "(4, 1)", "(4,)"):
+        mean_of(lambda outputs, targets: (outputs - targets).abs().mean()).update(
+            numbers(4, 1), numbers(4)
+        )
+
+
+def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
+    def squeezed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs.squeeze(1), targets)
+
+    def of_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
+        is_later = targets[:, None] > targets
+        return (outputs.T - outputs).where(is_later, 0).mean()
+
+    def viewed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs, targets.view_as(outputs).type_as(outputs))
+
+    for loss in (squeezed, of_pairs, viewed):
+        outputs, targets = numbers(4, 1), numbers(4, seed=1)
+        assert torch.equal(make_loss(loss)(outputs, targets), loss(outputs, targets))
+
+
+def test_targets_of_python_floats_are_numbers_of_the_outputs(pools: Pools) -> None:
+    floats = [(x, float(y)) for x, y in LINE]
+    named = train_on(pools[2], column(), floats, loss="huber", **LINE_SETTINGS)
+    found = train_on(pools[2], column(), floats, loss=nn.HuberLoss(), **LINE_SETTINGS)
+    assert found.history.loss == pytest.approx(named.history.loss, abs=1e-6)
+
+
+def test_a_function_that_mixes_precisions_is_told_what_to_do() -> None:
+    outputs = numbers(4).float().requires_grad_()
+    with raises(TrainingError, ".float()"):
+        add_gradient(make_loss(lambda out, y: functional.huber_loss(out, y))(outputs, numbers(4)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gpupool
-from gpupool import TrainingError
+from gpupool import SpmdError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import Event, WarningEvent
 from gpupool.core.wire.state_dicts import load
@@ -196,17 +196,15 @@ class Masked(nn.Module):
         return self.inner(inputs * self.mask)  # type: ignore[no-any-return]
 
 
-def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
+def test_a_buffer_that_is_made_while_training_is_kept_and_not_averaged(
     pools: Pools, tmp_path: Path
 ) -> None:
-    """And not with what has its place among the others': as if it had been there before."""
-
     def train(*, is_there: bool = False, **more: Any) -> dict[str, Tensor]:
         torch.manual_seed(0)
         masked = Masked()
         masked.mask = torch.full((8,), 0.5) if is_there else None
         model = nn.Sequential(masked, nn.BatchNorm1d(3), nn.Linear(3, 3))
-        settings = {"epochs": 2, "batch_size": 8, "seed": 1, "ema": 0.9} | more
+        settings = {"epochs": 2, "batch_size": 8, "seed": 1} | more
         data, check = samples(32), samples(8, seed=1)
         return train_on(pools[2], model, data, validation=check, **settings).model.state_dict()
 
@@ -218,3 +216,6 @@ def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
             assert torch.equal(found[name], value), name
     with pytest.raises(RuntimeError, match="Unexpected key"):
         load(nn.Sequential(nn.Linear(8, 3)), expected)
+    train(is_there=True, ema=0.9)
+    with raises(SpmdError, "ema", ename="TrainingError"):
+        train(ema=0.9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 import gpupool
@@ -361,3 +362,42 @@ def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
     wrong(pools, "weight", weight="tokens", loss="mse", **own)
     wrong(pools, "loss", loss="output", **own)
     wrong(pools, "loss", model=Aside(), **own)
+
+
+def mixed(rows: list[Any], training: bool = True) -> Any:
+    """As MixUp does, but for what is only measured."""
+    inputs, kinds = torch.utils.data.default_collate(rows)
+    if not training:
+        return inputs, kinds
+    soft = functional.one_hot(kinds, 3).to(DOUBLE)
+    return (inputs + inputs.flip(0)) / 2, (soft + soft.flip(0)) / 2
+
+
+def test_a_collate_that_mixes_leaves_the_validation_alone(pools: Pools) -> None:
+    data, held = samples(64, DOUBLE), samples(32, DOUBLE, seed=1)
+    settings = {"collate": mixed, "validation": held, "epochs": 1, "keep": "last", "batch_size": 16}
+    result = train_on(pools[2], network(DOUBLE), data, **settings)
+    measured = gpupool.evaluate(
+        result.model, held, ["accuracy"], loss="cross_entropy", pool=pools[2]
+    )
+    last = result.history.validations[-1]
+    assert last.loss == pytest.approx(measured["loss"], abs=1e-12)
+    assert last.accuracy == measured["accuracy"]
+    assert result.history.steps[0].accuracy is None  # of mixtures
+
+
+class Marked(nn.Module):
+    """Checkpoints a part of itself in torch's older way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 8, dtype=DOUBLE), nn.Linear(8, 3, dtype=DOUBLE)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.last, self.first(inputs), use_reentrant=True)
+        return found
+
+
+def test_a_part_that_is_computed_again_is_no_unused_one(pools: Pools) -> None:
+    curves(pools, Marked, samples(21, DOUBLE))
