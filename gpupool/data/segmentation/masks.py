@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.reading.image_headers import decoding, open_image
 
 if TYPE_CHECKING:
     import torch
@@ -105,12 +104,14 @@ def _table(classes: MaskClasses) -> _Values:
 def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
     """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
 
-    Pixels of no class are NO_CLASS. Raises SampleError naming `name` if the file is empty, too
-    large, damaged, of none of `headers.FORMATS`, or has colours where ids are expected.
+    Pixels of no class are NO_CLASS. Raises SampleError as `open_image`, and if the file has colours
+    where ids are expected.
     """
     import torch
 
-    with decoding(data, name, "a mask"), open_image(data, name) as image:
+    from gpupool.data.reading.decode import open_image
+
+    with open_image(data, name, "a mask") as image:
         values = _values(image, classes)
     return torch.from_numpy(classes.class_of(values))
 
