@@ -134,7 +134,7 @@ def _pixels(data: bytes, image: Image.Image) -> NDArray[np.uint8]:
 def _upright(pixels: torch.Tensor, image: Image.Image) -> torch.Tensor:
     """The picture as its EXIF says that it was taken."""
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # a picture is not lost for a broken remark about it
         return pixels
     if orientation in (5, 6, 7, 8):  # it lies on its side
