@@ -356,7 +356,8 @@ class SampleError(DataError):
     """One sample cannot be read, and others can: what `on_error="skip"` may leave out.
 
     `url` is its printable URL; `reason`, which is its `kind` too, is "missing", "changed", "empty",
-    "damaged", "animated", "too large", or "too small" for a patch.
+    "damaged", "animated", "pages" (several, of a TIFF), "too large", "too small" for a patch, or
+    the format of a file that is to be converted, as "HEIC".
     """
 
     def __init__(self, message: str, url: str = "", reason: str = "damaged") -> None:

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpupool.data.reading.decode import decode
-from gpupool.data.reading.image_headers import FORMATS
+from gpupool.data.reading.decode import FORMATS, decode
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.fuzz.limits import fuzzed, only_our_errors
 

@@ -95,7 +95,7 @@ def read(dataset: Any, indices: Indices, reading: Reading) -> Batch | None:
         samples = _read_at_once(dataset, places, reading)
     else:
         samples = list(_items(dataset, places, reading))
-    return batch_of(samples, reading.pin, reading.collate_of(indices))
+    return batch_of(samples, reading.pin, reading.collate_of(indices), places)
 
 
 def reads_many(dataset: Any) -> bool:

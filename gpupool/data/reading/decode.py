@@ -1,31 +1,43 @@
 """From the bytes of an image file to a tensor. Runs anywhere; imports torch.
 
-JPEG goes through simplejpeg where it is installed (`pip install gpupool[fast]`), which takes less
-time than torchvision and gives the same picture; other JPEG and WebP go through torchvision, all
-else through Pillow. PNG too: torchvision's decoder ends the process on a damaged one. And GIF, of
-which torchvision decodes every frame before it says that there are several.
-
-Of torchvision the operators are called: its functions warn since 0.29 that torchcodec will follow,
-which would be an error, of "damaged" files, where a user has made warnings errors.
+Pillow opens every file. The pixels of a JPEG come from simplejpeg where that is installed
+(`pip install gpupool[fast]`), which takes less time and gives the same picture.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import re
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torchvision.io import ImageReadMode  # and with it torch.ops.image
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from gpupool.core.errors import SampleError
-from gpupool.data.reading.image_headers import Header, check_size, decoding, open_image, read_header
 
 try:
     import simplejpeg
 except ImportError:  # an extra
     simplejpeg = None
 
-RGB = ImageReadMode.RGB.value
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""All that is opened, whatever a file is called. Pillow knows 40 more: few are ever asked for, and
+each is another parser that anybody's file would reach; of PostScript, it would run the program."""
+_FOREIGN = {
+    "AVIF": rb"(?s)....ftyp.{0,24}avi[fs]",
+    "HEIC": rb"(?s)....ftyp(hei|hev|mif1|msf1)",
+    "JPEG 2000": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51",
+    "JPEG XL": rb"\0\0\0\x0cJXL |\xff\x0a",
+    "PDF": rb"%PDF",
+    "Photoshop": rb"8BPS",
+}
+_JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with others behind it, as of many phones
+_SCAN = b"\xff\xda\0[\x08\x0a\x0c\x0e][\1-\4]"  # how each begins: mark, length, components
+_MAX_SCANS = 100  # ten are usual; each goes over all pixels, and may have a few bytes
+_MOST_COUNTED = 1000  # pages: a file may have them without end
 
 
 def decode(data: bytes, name: str) -> torch.Tensor:
@@ -34,57 +46,98 @@ def decode(data: bytes, name: str) -> torch.Tensor:
     The orientation in EXIF is applied; grey images get three equal channels, CMYK becomes
     RGB, transparency is dropped, 16 bits become 8.
 
-    Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `headers.MAX_PIXELS`,
-    as its header says, before memory is taken), "animated", or "damaged": cut off, or of none of
-    `headers.FORMATS`.
+    Raises SampleError naming `name`, as `open_image`.
     """
-    with decoding(data, name, "an image"):
-        header = read_header(data)
-        if header is None:
-            return _by_pillow(data, name)
-        check_size(header.width, header.height, name)
-        if header.is_animated:
-            raise _animation(name)
-        return _oriented(_decoded(data, header), header.orientation)
+    with open_image(data, name, "an image") as image:
+        pixels = torch.from_numpy(_pixels(data, image)).permute(2, 0, 1)
+        return _upright(pixels, image)
 
 
-def _animation(name: str) -> SampleError:
-    return SampleError(
-        f"{name} is an animation; an image datastore takes single images", name, "animated"
-    )
+@contextlib.contextmanager
+def open_image(data: bytes, name: str, what: str) -> Iterator[Image.Image]:
+    """The image in the file `name`; its pixels are not decoded yet.
+
+    Raises SampleError, also for what the block raises: "empty" (0 bytes), "too large" (for Pillow,
+    as its header says, before memory is taken), "animated", "pages" (of a TIFF), the name of a
+    format that is known and not opened, or "damaged": it is not `what`.
+    """
+    if not data:
+        raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.format in _JPEG:
+                _check_scans(data)
+            elif getattr(image, "is_animated", False):
+                raise _several(image, name)
+            yield image
+    except SampleError:
+        raise
+    except UnidentifiedImageError:  # its message has the address of a buffer
+        raise _unknown(data, name, what) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise SampleError(
+            f"{name} has too many pixels; store it smaller, or cut into pieces: {error}",
+            name,
+            "too large",
+        ) from None
+    except Exception as error:  # decoders raise whatever they like about damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SampleError(f"{name} is damaged or not {what}: {reason}", name) from None
 
 
-def _decoded(data: bytes, header: Header) -> torch.Tensor:
-    """The pixels as they are stored."""
-    if header.is_plain and simplejpeg is not None:
-        # It refuses all that is odd: torchvision decides.
+def _unknown(data: bytes, name: str, what: str) -> SampleError:
+    """The error for a file of a format that is not opened."""
+    kind = next((kind for kind, start in _FOREIGN.items() if re.match(start, data)), None)
+    if kind is not None:
+        told = f"is a {kind} file, whatever it is called; convert it to JPEG or PNG"
+        return SampleError(f"{name} {told}", name, kind)
+    known = ", ".join(FORMATS)
+    told = f"is damaged or not {what}: it has no header of a known format ({known})"
+    return SampleError(f"{name} {told}", name)
+
+
+def _several(image: Image.Image, name: str) -> SampleError:
+    """The error for a file of more than one picture."""
+    if image.format != "TIFF":
+        return SampleError(f"{name} is an animation; store one picture a file", name, "animated")
+    pages = 1
+    with contextlib.suppress(EOFError):
+        while pages < _MOST_COUNTED:
+            image.seek(pages)
+            pages += 1
+    return SampleError(f"{name} has {pages} pages; store each as a file of its own", name, "pages")
+
+
+def _check_scans(data: bytes) -> None:
+    found = np.frombuffer(data, np.uint8)
+    marks = (found[:-1] == _SCAN[0]) & (found[1:] == _SCAN[1])  # bytes.count takes 40 us more
+    # What follows a picture, as the film of a phone, may have these two bytes at any place.
+    if np.count_nonzero(marks) > _MAX_SCANS < len(re.findall(_SCAN, data)):
+        raise ValueError(f"it has more than {_MAX_SCANS} scans")
+
+
+def _pixels(data: bytes, image: Image.Image) -> NDArray[np.uint8]:
+    """(height, width, 3), as they are stored."""
+    if simplejpeg is not None and image.format in _JPEG and image.mode in ("L", "RGB"):
+        # It refuses all that is odd: Pillow decides.
         with contextlib.suppress(ValueError):
-            return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
-    # bytearray: torch warns about tensors over read-only memory.
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image: torch.Tensor = torch.ops.image.decode_image(buffer, RGB)
-    return image
+            fast: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB")
+            return fast
+    if image.mode in ("I", "F"):
+        raise ValueError("it has 32 bits for each pixel; 8 and 16 are taken")
+    if image.mode.startswith("I;16"):  # which Pillow would cut off at 255
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _oriented(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """The picture upright: `orientation` is a number of EXIF."""
-    if orientation >= 5:  # it lies on its side
-        image = image.transpose(1, 2)
+def _upright(pixels: torch.Tensor, image: Image.Image) -> torch.Tensor:
+    """The picture as its EXIF says that it was taken."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # a picture is not lost for a broken remark about it
+        return pixels
+    if orientation in (5, 6, 7, 8):  # it lies on its side
+        pixels = pixels.transpose(1, 2)
     sides = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
-    return image if sides is None else image.flip(sides)
-
-
-def _by_pillow(data: bytes, name: str) -> torch.Tensor:
-    from PIL import ImageOps
-
-    with open_image(data, name) as image:
-        if getattr(image, "is_animated", False):
-            raise _animation(name)
-        if image.mode in ("I", "F"):
-            raise ValueError("it has 32 bits for each pixel; 8 and 16 are taken")
-        ImageOps.exif_transpose(image, in_place=True)  # else it is copied, as by a convert to RGB
-        if image.mode.startswith("I;16"):
-            grey = (np.asarray(image) >> 8).astype(np.uint8)
-            return torch.from_numpy(grey).repeat(3, 1, 1)
-        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return pixels if sides is None else pixels.flip(sides)

@@ -73,25 +73,24 @@ class Pictures:
         return 0
 
     def fetch(self, index: int) -> Any:
-        """The bytes of a file, or what is in memory."""
+        """What is in memory, or the name and the bytes of a file."""
         item = self._items[index]
         if not isinstance(item, (str, os.PathLike)):
             return item
-        folder, name = _split(os.fspath(item))
-        return folder.read(FileRef(name, 0))
+        parent, slash, file = os.fspath(item).rpartition("/")
+        folder = Folder(parent or slash or ".")
+        return folder.name(file), folder.read(FileRef(file, 0))
 
     def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, int]:
         """The picture, decoded and transformed."""
-        image: Any = fetched
         name = f"picture {index}"
-        if isinstance(fetched, bytes):
+        if isinstance(fetched, tuple):
             from gpupool.data.reading.decode import decode
 
-            folder, file = _split(os.fspath(self._items[index]))
-            name = folder.name(file)
-            image = decode(fetched, name)
-        elif not isinstance(fetched, Tensor):
-            image = _pixels(fetched)
+            name, data = fetched
+            image = decode(data, name)
+        else:
+            image = fetched if isinstance(fetched, Tensor) else _pixels(fetched)
         if self._transform is not None:
             with keyed_draws(draw, index):
                 image = apply_transform(self._transform, name, image)
@@ -114,8 +113,3 @@ def _pixels(picture: Any) -> Tensor:
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _split(url: str) -> tuple[Folder, str]:
-    parent, slash, name = url.rpartition("/")
-    return Folder(parent or slash or "."), name

@@ -199,8 +199,9 @@ class SegmentationDatastore(Datastore[FilePairs]):
     ) -> RandomPatches:
         """A data set of `per_image` patches of each pair: see `RandomPatches`.
 
-        `size` is (height, width), or one number for both. A transform of this datastore is applied
-        to the patches, after cutting.
+        `size` is (height, width), or one number for both. A batch mixes `open_pairs` pairs, which
+        each rank holds in memory. A transform of this datastore is applied to the patches, after
+        cutting.
         """
         height, width = _height_and_width(size)
         # Cut first: a transform of the whole picture would compute what no patch shows.

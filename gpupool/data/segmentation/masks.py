@@ -9,6 +9,7 @@ Pixels of no class are -100, which torch's cross_entropy leaves out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.reading.image_headers import decoding, open_image
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ NO_CLASS = -100  # what torch's cross_entropy leaves out by default
 _Values = NDArray[Any]
 # Pillow's modes of one channel, and of one with alpha, which means nothing in a mask.
 _GREY_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "LA", "PA")
-_NUM_IDS = 2**16
+NUM_IDS = 2**16
 _NUM_COLOURS = 2**24
 
 
@@ -54,21 +54,23 @@ class MaskClasses:
         """
         if classes is None:
             return cls("as is")
-        if not isinstance(classes, Mapping) or not classes:
+        listed = classes.values() if isinstance(classes, Mapping) else ()
+        pairs = [
+            (one, place)
+            for place, value in enumerate(listed)
+            for one in (value if isinstance(value, list) else [value])
+        ]
+        kinds = {_kind_of(one) for one, _ in pairs}
+        if kinds not in ({"ids"}, {"colours"}) or [] in listed:
             raise OptionsError(
-                f"classes={classes!r} must map names of classes to ids or to colours, or be None"
+                f"classes={classes!r} must map each name to an id in 0..65535, or each to a colour "
+                "(red, green, blue) in 0..255, or to a list of several; or be None"
             )
-        listed = {name: _listed(name, value) for name, value in classes.items()}
-        kinds = {_kind_of(name, one) for name, several in listed.items() for one in several}
-        if len(kinds) > 1:
-            raise OptionsError("classes= must map all names to ids, or all of them to colours")
-        pairs = [(_code(one), place) for place, own in enumerate(listed.values()) for one in own]
-        values = tuple(value for value, _ in pairs)
-        if len(set(values)) < len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            shown = twice if kinds == {"ids"} else _colour(twice)
-            raise OptionsError(f"classes= gives {shown} to two classes; give it to one")
-        return cls(kinds.pop(), tuple(listed), values, tuple(place for _, place in pairs))
+        twice = [one for one, num in Counter(one for one, _ in pairs).items() if num > 1]
+        if twice:
+            raise OptionsError(f"classes= gives {twice[0]} to two classes; give it to one")
+        values = tuple(int.from_bytes(o) if isinstance(o, tuple) else o for o, _ in pairs)
+        return cls(kinds.pop(), tuple(classes), values, tuple(place for _, place in pairs))
 
     def among(self, names: Sequence[str]) -> MaskClasses:
         """The same pixels, with the indices of these names.
@@ -97,7 +99,7 @@ class MaskClasses:
 @lru_cache(maxsize=4)
 def _table(classes: MaskClasses) -> _Values:
     """From each possible value to its class: 32 MiB for colours, once in a process."""
-    table = np.full(_NUM_IDS if classes.kind == "ids" else _NUM_COLOURS, NO_CLASS, np.int16)
+    table = np.full(NUM_IDS if classes.kind == "ids" else _NUM_COLOURS, NO_CLASS, np.int16)
     table[list(classes.values)] = classes.places
     return table
 
@@ -105,12 +107,14 @@ def _table(classes: MaskClasses) -> _Values:
 def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
     """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
 
-    Pixels of no class are NO_CLASS. Raises SampleError naming `name` if the file is empty, too
-    large, damaged, of none of `headers.FORMATS`, or has colours where ids are expected.
+    Pixels of no class are NO_CLASS. Raises SampleError as `open_image`, and if the file has colours
+    where ids are expected.
     """
     import torch
 
-    with decoding(data, name, "a mask"), open_image(data, name) as image:
+    from gpupool.data.reading.decode import open_image
+
+    with open_image(data, name, "a mask") as image:
         values = _values(image, classes)
     return torch.from_numpy(classes.class_of(values))
 
@@ -137,7 +141,7 @@ def _values(image: Image.Image, classes: MaskClasses) -> _Values:
     if values.dtype.kind == "b":
         return values.astype(np.uint8)
     # Mode "I" has 32 bits: such an id would lie outside of the table.
-    if values.size and not 0 <= int(values.min()) <= int(values.max()) < _NUM_IDS:
+    if values.size and not 0 <= int(values.min()) <= int(values.max()) < NUM_IDS:
         raise ValueError("its ids are not in 0..65535")
     return values
 
@@ -148,32 +152,10 @@ def _joined(colours: _Values) -> _Values:
     return joined
 
 
-def _listed(name: str, value: Any) -> Sequence[Any]:
-    several = list(value) if isinstance(value, list) else [value]
-    if not isinstance(name, str) or not several:
-        raise OptionsError(f"classes={{{name!r}: {value!r}}} must map a name to an id or a colour")
-    return several
-
-
-def _kind_of(name: str, value: Any) -> str:
-    if _is_int(value, _NUM_IDS):
-        return "ids"
-    if isinstance(value, tuple) and len(value) == 3 and all(_is_int(part, 256) for part in value):
-        return "colours"
-    raise OptionsError(
-        f"classes={{{name!r}: {value!r}}}: give an id in 0..65535 or a colour (red, green, blue) "
-        "in 0..255, or a list of several"
-    )
-
-
-def _is_int(value: Any, below: int) -> bool:
+def _kind_of(value: Any) -> str:
+    parts = value if isinstance(value, tuple) and len(value) == 3 else (value,)
+    below = 256 if parts is value else NUM_IDS
     # True and False are ints for Python, but nobody means them as ids.
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
-
-
-def _code(value: Any) -> int:
-    return value[0] << 16 | value[1] << 8 | value[2] if isinstance(value, tuple) else int(value)
-
-
-def _colour(code: int) -> tuple[int, int, int]:
-    return code >> 16, code >> 8 & 255, code & 255
+    if not all(type(part) is int and 0 <= part < below for part in parts):
+        return "neither"
+    return "colours" if parts is value else "ids"

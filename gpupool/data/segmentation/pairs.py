@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import DataError, OptionsError
@@ -12,6 +12,7 @@ from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.interface import FileInfo, Source
 
 _SHOWN = 3
+_FUNCTION = "it makes of the path of an image or mask what both have in common"
 
 Match = str | Callable[[str], str]
 
@@ -74,30 +75,23 @@ def matched(
     same. `image_name` and `mask_name` give the printable URL of a path. Raises DataError naming
     files that have no partner, or several.
     """
-    key = _stem if match == "stem" else match
-    # Another word than "stem".
-    if isinstance(key, str):
-        raise OptionsError(
-            f'match={match!r} must be "stem" (the path without its extension) or a function from '
-            "the path of an image or mask to what both have in common"
-        )
-    image_of = _by_key(images, key, image_name)
-    mask_of = _by_key(masks, key, mask_name)
+    if match != "stem" and not callable(match):
+        raise OptionsError(f'match={match!r} must be "stem" or a function; {_FUNCTION}')
+    # The extension of the last part: dots in the names of folders stay.
+    key = match if callable(match) else lambda path: os.path.splitext(path)[0]
+    image_of, mask_of = _by_key(images, key, image_name), _by_key(masks, key, mask_name)
     alone = [image_name(file.path) for own, file in image_of.items() if own not in mask_of]
     alone_too = [mask_name(file.path) for own, file in mask_of.items() if own not in image_of]
-    lacking = [*_lack(alone, "image", "mask"), *_lack(alone_too, "mask", "image")]
+    lacking = [
+        f"{len(urls):,} of the {what} have no partner: {', '.join(urls[:_SHOWN])}"
+        + ", ..." * (len(urls) > _SHOWN)
+        for what, urls in (("images", alone), ("masks", alone_too))
+        if urls
+    ]
     if lacking:
-        raise DataError(
-            f"{'; '.join(lacking)}. Remove them, or pass match= a function from the path of an "
-            "image or mask to what both have in common",
-            "no partner",
-        )
+        told = f"{'; '.join(lacking)}. Remove them, or pass match= a function; {_FUNCTION}"
+        raise DataError(told, "no partner")
     return list(image_of.values()), [mask_of[own] for own in image_of]
-
-
-def _stem(path: str) -> str:
-    # Of the last part: dots in the names of folders stay.
-    return os.path.splitext(path)[0]
 
 
 def _by_key(
@@ -110,14 +104,7 @@ def _by_key(
         if other is not file:
             raise DataError(
                 f"{name(other.path)} and {name(file.path)} both match {own!r}; remove one, or "
-                "pass match= a function that distinguishes them",
+                f"pass match= a function that distinguishes them; {_FUNCTION}",
                 "two partners",
             )
     return found
-
-
-def _lack(urls: Sequence[str], what: str, partner: str) -> Iterator[str]:
-    if urls:
-        have = f"{len(urls):,} {what}{'s have' if len(urls) > 1 else ' has'} no {partner}"
-        more = ", ..." if len(urls) > _SHOWN else ""
-        yield f"{have}: {', '.join(urls[:_SHOWN])}{more}"

@@ -1,49 +1,32 @@
-"""Random patches of pairs of image and mask. Runs anywhere; imports torch when it decodes."""
+"""Random patches of pairs of image and mask. Runs anywhere; imports torch when it decodes.
+
+A pair gives many patches. Patches of one pair look alike, so a batch must mix pairs; but all pairs
+do not fit into memory, and each is to be read by few ranks. So an epoch goes through groups of
+`open_pairs` pairs, whose patches are mixed, and each batch is sorted by pair: a rank's share of it
+is contiguous, and meets few of them.
+"""
 
 from __future__ import annotations
 
 import operator
+import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, read_samples
-from gpupool.data.reading.shards import Indices
-from gpupool.data.segmentation.open_pairs import OpenPair, OpenPairs
-from gpupool.data.segmentation.patch_order import patch_order
+from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
 
 if TYPE_CHECKING:
     import torch
 
 Transform = Callable[[Any, Any], tuple[Any, Any]]
-
-
-class Pairs(Protocol):
-    """What patches are taken from: images and masks of the same size, read in two parts."""
-
-    def __len__(self) -> int: ...
-
-    def num_bytes(self, index: int) -> int: ...
-
-    def fetch(self, index: int) -> Any: ...
-
-    def pixels(self, index: int, fetched: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """uint8 image (3, height, width) and integer mask (height, width)."""
-
-    def name(self, index: int) -> str:
-        """The printable URL of the image."""
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """What batches of images are to go through."""
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes of pixels."""
-
-    def with_classes(self, classes: Sequence[str]) -> Pairs:
-        """The same pairs, counted by these names."""
 
 
 class RandomPatches:
@@ -52,18 +35,17 @@ class RandomPatches:
 
     Where they are cut, and what `transform` draws, depends on `seed` and on the seed and epoch of
     the training and the index of the sample alone; outside of a training, on `seed` and the index.
-    Patch p of pair i has the index `i * per_image + p`.
+    Patch p of pair i has the index `i * per_image + p`. `pairs` is a `SegmentationDatastore`.
 
-    In training, each pair is read once an epoch for all its patches (once by each rank for a few
-    pairs at the end): `epoch_order` mixes `open_pairs` pairs in each batch, and so many are held in
-    memory by all ranks together. Ranks share the reading best if their number divides `open_pairs`.
+    In training, a batch mixes `open_pairs` pairs. A rank reads a pair once an epoch, if at all, and
+    holds about so many in memory.
 
     An image smaller than the patch is an error: padding would train on pixels that are not there.
     """
 
     def __init__(
         self,
-        pairs: Pairs,
+        pairs: Any,
         size: tuple[int, int],
         per_image: int,
         seed: int,
@@ -76,10 +58,8 @@ class RandomPatches:
                 raise OptionsError(f"{name}={value} must be at least 1")
         self._pairs, self._size, self._per_image = pairs, size, per_image
         self._seed, self._num_open, self._transform = seed, open_pairs, transform
-        # Of each lane the pair in use and the next one. Where a pair gives few patches, the fetch
-        # threads are further ahead.
-        capacity = 2 * open_pairs + NUM_FETCH_THREADS // per_image + 1
-        self._open = OpenPairs(capacity, per_image, pairs.fetch, pairs.pixels)
+        # Where a pair gives few patches, the fetch threads are further ahead than a group.
+        self._open = _OpenPairs(pairs, open_pairs + NUM_FETCH_THREADS // per_image + 1)
 
     def __len__(self) -> int:
         return len(self._pairs) * self._per_image
@@ -99,7 +79,14 @@ class RandomPatches:
     @property
     def classes(self) -> list[str]:
         """The names of the classes of pixels, by index; none where masks hold the indices."""
-        return self._pairs.classes
+        names: list[str] = self._pairs.classes
+        return names
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """That of the datastore, applied to batches on the device."""
+        found: Normalization | None = self._pairs.normalization
+        return found
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same patches, with the indices that their classes have among `classes`."""
@@ -114,71 +101,105 @@ class RandomPatches:
         return self._of(self._pairs, transform)
 
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
-        """In which order an epoch takes the patches; see `patch_order`."""
-        return patch_order(
-            len(self._pairs), self._per_image, seed, epoch, batch_size, self._num_open
-        )
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """That of the datastore, applied to batches on the device."""
-        return self._pairs.normalization
+        """In which order an epoch takes the patches: see the module."""
+        draws = keyed_generator(seed, epoch)
+        pairs = draws.permutation(len(self._pairs)).astype(np.int64)
+        patches = pairs[:, None] * self._per_image + np.arange(self._per_image)
+        groups = [
+            draws.permutation(patches[start : start + self._num_open].ravel())
+            for start in range(0, len(pairs), self._num_open)
+        ]
+        order = np.concatenate([patches[:0].ravel(), *groups])
+        for batch in global_batches(order, batch_size):
+            batch.sort()  # a view of `order`; indices of a pair follow each other
+        return order
 
     def num_bytes(self, index: int) -> int:
         """The part of its files that a patch stands for."""
-        return self._pairs.num_bytes(self._pair_of(index)) // self._per_image
+        size: int = self._pairs.num_bytes(self._pair_of(index))
+        return size // self._per_image
 
-    def fetch(self, index: int) -> OpenPair:
-        """The pair of files, read once for all patches of it."""
-        return self._open.fetch(self._pair_of(index))
+    def fetch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The pixels of the pair, read and decoded once for all patches of it that come soon.
 
-    def decode(self, index: int, fetched: OpenPair, draw: Draw | None = None) -> tuple[Any, Any]:
-        """The patch. Raises SampleError if a file is damaged, or smaller than the patch."""
+        Raises SampleError if a file is damaged.
+        """
+        return self._open.pixels(self._pair_of(index))
+
+    def decode(
+        self, index: int, fetched: tuple[torch.Tensor, torch.Tensor], draw: Draw | None = None
+    ) -> tuple[Any, Any]:
+        """The patch. Raises SampleError if the image is smaller than that."""
         from gpupool.data.datastores.joint_transforms import transformed
         from gpupool.data.reading.augmentation import keyed_draws
 
-        image, mask = self._open.decode(fetched)
+        image, mask = fetched
+        name = self._pairs.name(self._pair_of(index))
         given = draw or Draw(0, 0)
         # Both seeds count: other patches in another training, and with another seed of theirs.
-        key = Draw(self._seed, given.seed).key(given.epoch)
-        own = Draw(key, given.epoch, given.keys_all)
-        with keyed_draws(own, self._at(index)):
-            rows, columns = self._box(image.shape[1:], fetched.number)
+        own = replace(given, seed=Draw(self._seed, given.seed).key(given.epoch))
+        with keyed_draws(own, index % len(self)):
+            rows, columns = _box(image.shape[1:], self._size, name)
             # cloned, so that a patch does not keep the whole picture
             patch = image[:, rows, columns].clone(), mask[rows, columns].long()
-            return transformed(self._transform, self._pairs.name(fetched.number), *patch)
+            return transformed(self._transform, name, *patch)
 
-    def _of(self, pairs: Pairs, transform: Transform | None) -> Self:
+    def _of(self, pairs: Any, transform: Transform | None) -> Self:
         return type(self)(pairs, self._size, self._per_image, self._seed, self._num_open, transform)
 
-    def _box(self, shape: Sequence[int], number: int) -> tuple[slice, slice]:
-        """Where to cut, drawn from torch's random numbers."""
-        import torch
-
-        if any(have < need for have, need in zip(shape, self._size, strict=True)):
-            name = self._pairs.name(number)
-            have, need = (" x ".join(map(str, size)) for size in (shape, self._size))
-            raise SampleError(
-                f"{name} has {have} pixels, fewer than a patch of {need}; take smaller patches, or "
-                "leave such images out",
-                name,
-                "too small",
-            )
-        starts = [
-            int(torch.randint(have - need + 1, ()))
-            for have, need in zip(shape, self._size, strict=True)
-        ]
-        rows, columns = (
-            slice(start, start + need) for start, need in zip(starts, self._size, strict=True)
-        )
-        return rows, columns
-
-    def _at(self, index: int) -> int:
-        """The index counted from 0. Raises IndexError beyond the end."""
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} patches")
-        return place
-
     def _pair_of(self, index: int) -> int:
-        return self._at(index) // self._per_image
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} patches")
+        return index % len(self) // self._per_image
+
+
+def _box(shape: Sequence[int], size: tuple[int, int], name: str) -> list[slice]:
+    """Where to cut, drawn from torch's random numbers."""
+    import torch
+
+    sides = list(zip(shape, size, strict=True))
+    if any(have < need for have, need in sides):
+        have, need = (" x ".join(map(str, pixels)) for pixels in (shape, size))
+        raise SampleError(
+            f"{name} has {have} pixels, fewer than a patch of {need}; take smaller patches, or "
+            "leave such images out",
+            name,
+            "too small",
+        )
+    starts = [int(torch.randint(have - need + 1, ())) for have, need in sides]
+    return [slice(start, start + need) for start, need in zip(starts, size, strict=True)]
+
+
+class _OpenPairs:
+    """The pixels of the `capacity` pairs that were asked for last; one thread reads each, while
+    others that need it wait. Pickles without them."""
+
+    def __init__(self, pairs: Any, capacity: int) -> None:
+        self._pairs, self._capacity = pairs, capacity
+        self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
+        self._lock = threading.Lock()
+        # Many wait for the store, but no more decode than there are cores: those of the rank.
+        cores = os.environ.get("OMP_NUM_THREADS", "")
+        self._permits = threading.Semaphore(max(1, int(cores) if cores.isdecimal() else 4))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._pairs, self._capacity)
+
+    def pixels(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Image and mask. Raises what reading raises; the next call tries again."""
+        with self._lock:
+            found = self._open.pop(number, None)
+            pair = self._open[number] = found or Future()
+            if len(self._open) > self._capacity:
+                del self._open[next(iter(self._open))]  # whoever uses it has it
+        if found is None:
+            try:
+                fetched = self._pairs.fetch(number)
+                with self._permits:
+                    pair.set_result(self._pairs.pixels(number, fetched))
+            except BaseException as error:
+                with self._lock:
+                    self._open.pop(number, None)
+                pair.set_exception(error)
+        image, mask = pair.result()
+        return image, mask

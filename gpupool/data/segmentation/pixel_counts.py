@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.datastores.manifest import Files
-from gpupool.data.reading.samples import NUM_FETCH_THREADS
-from gpupool.data.segmentation.masks import NO_CLASS, MaskClasses, decode_mask
-from gpupool.data.stores.threads import reading_threads
+from gpupool.data.reading.samples import Draw, read_samples
+from gpupool.data.segmentation.masks import NO_CLASS, NUM_IDS, MaskClasses, decode_mask
 
-_CHUNK = 512  # masks handed to the threads at once: bounds what an interrupt has to cancel
+_CHUNK = 512  # masks read at once: bounds what an interrupt has to cancel
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """`Samples`: how many pixels of each class a mask has."""
+
+    masks: Files
+    classes: MaskClasses
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+    def num_bytes(self, index: int) -> int:
+        return self.masks.num_bytes(index)
+
+    def fetch(self, index: int) -> bytes:
+        return self.masks.read(index)
+
+    def decode(self, index: int, fetched: bytes, draw: Draw | None) -> tuple[Any, None]:
+        pixels = decode_mask(fetched, self.masks.url(index), self.classes).numpy()
+        return np.bincount(pixels[pixels != NO_CLASS]), None
 
 
 def count_pixels(
@@ -24,33 +44,12 @@ def count_pixels(
 
     Reads every mask once, many at a time. Raises what reading and decoding raise.
     """
-    import torch
-
-    # Many threads wait for the store, but no more decode than there are cores.
-    permits = threading.BoundedSemaphore(torch.get_num_threads())
-
-    def count(row: int) -> NDArray[np.int64]:
-        data = masks.read(row)
-        with permits:
-            pixels = decode_mask(data, masks.url(row), classes).numpy().ravel()
-            return np.bincount(pixels[pixels != NO_CLASS])
-
+    total = np.zeros(NUM_IDS, np.int64)
     with progress_to(on_progress, "Counting pixels", len(masks), "masks") as report:
-        return _added(count, len(masks), report)
-
-
-def _added(
-    count: Callable[[int], NDArray[np.int64]], number: int, report: OnProgress
-) -> NDArray[np.int64]:
-    """The sum of the counts of all masks."""
-    total, done = np.zeros(0, np.int64), 0
-    with reading_threads(NUM_FETCH_THREADS, "gpupool-count") as pool:
-        for start in range(0, number, _CHUNK):
-            for one in pool.map(count, range(start, min(start + _CHUNK, number))):
-                # `bincount` ends at the largest class that a mask has.
-                longer, shorter = (one, total) if len(one) > len(total) else (total, one)
-                total = longer.copy()
-                total[: len(shorter)] += shorter
-                done += 1
-                report(done, number)
-    return total
+        for start in range(0, len(masks), _CHUNK):
+            rows = range(start, min(start + _CHUNK, len(masks)))
+            read = read_samples(_Counts(masks, classes), rows)
+            for done, (counts, _) in enumerate(read, start + 1):
+                total[: len(counts)] += counts
+                report(done, len(masks))
+    return total[: total.nonzero()[0].max(initial=-1) + 1]

@@ -24,7 +24,7 @@ from gpupool.core.errors import SampleError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch, batch_of
+from gpupool.data.reading.collate import Batch, batch_of, no_sample
 from gpupool.data.reading.cpu_loader import read_ahead
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
@@ -135,6 +135,8 @@ def _samples(dataset: Any, epoch: int, samples_done: int, reading: Reading) -> I
             if not reading.skip:
                 raise
             sample = Skipped.of(error)
+        if sample is None:  # for ranks count what comes, not what a function leaves of it
+            raise no_sample(number)
         number += 1
         if number > samples_done:
             yield sample

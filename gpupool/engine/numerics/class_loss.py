@@ -47,6 +47,23 @@ def require_tensor(outputs: Any) -> None:
         )
 
 
+def _beyond(num_outputs: int, targets: Tensor, ignored: int) -> TrainingError:
+    """The error for targets without an output, which on a CPU torch finds."""
+    is_beyond = (targets != ignored) & ((targets < 0) | (targets >= num_outputs))
+    value = int(targets[is_beyond][0])
+    if targets.ndim > 1:
+        cure = (
+            "if that means nothing, classes={...} of the SegmentationDatastore makes all that it "
+            f"does not name -100, or give loss=torch.nn.CrossEntropyLoss(ignore_index={value})"
+        )
+    else:
+        cure = "number the classes from 0; gpupool.replace_head gives a network as many outputs"
+    return TrainingError(
+        f"a target is {value}, and the network has {num_outputs} outputs, for the classes 0 to "
+        f"{num_outputs - 1}: {cure}."
+    )
+
+
 def fits_first(outputs: Any, targets: Any) -> bool:
     """Whether outputs (N, C, ...) are scores of classes for targets (N, ...)."""
     return bool(
@@ -122,7 +139,10 @@ class ClassMean:
         # A sum over a count of our own: torch's mean divides by what counts in this share, and is
         # NaN where nothing does.
         more |= {"ignore_index": self.ignored, "reduction": "sum"}
-        total = self.function(outputs, targets, self.weight, **more)
+        try:
+            total = self.function(outputs, targets, self.weight, **more)
+        except IndexError:
+            raise _beyond(outputs.shape[1], targets, self.ignored) from None
         if self._counts_samples(targets):
             return total / len(targets)
         count = self._count(targets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import resource
 import struct
 import zlib
 from typing import Any
@@ -62,9 +61,9 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def animated(kind: str) -> bytes:
-    frames = [picture(), ImageOps.invert(picture())]
-    return file(frames[0], kind, save_all=True, append_images=frames[1:])
+def several(kind: str) -> bytes:
+    others = [ImageOps.invert(picture()), picture().rotate(180)]
+    return file(picture(), kind, save_all=True, append_images=others)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
@@ -105,19 +104,37 @@ def test_the_orientation_of_exif_is_applied(kind: str, orientation: int) -> None
     assert (result - expected).abs().max() <= 1
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_a_jpeg_is_as_pillow_decodes_it(mode: str) -> None:
+    stored = file(picture(mode), "JPEG", quality=80, progressive=True)
+    with Image.open(io.BytesIO(stored)) as again:
+        assert torch.equal(decode(stored, "x"), pixels(again))
+        # What lies behind it, as the film of a phone, counts nowhere.
+        assert torch.equal(decode(stored + 200 * b"\xff\xda\xff\xda", "x"), pixels(again))
+
+
+def test_a_picture_is_not_lost_for_damaged_exif() -> None:
+    stored = file(picture(), "PNG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1" + b"\xff" * 9)
+    assert torch.equal(decode(stored, "x"), pixels(picture()))
+
+
+HEIF = b"\0\0\0\x18ftyp%s\0\0\0\0mif1%s" + bytes(500)
 WRONG = {
     "empty": (b"", "empty", "(0 bytes)"),
     "text": (b"this is text, not an image", "damaged", "(BMP, GIF"),
-    "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", " an image: Image is incomplete"),
+    "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", " an image: "),
     "half a PNG": (file(picture(), "PNG")[:-60], "damaged", " an image: "),
     "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", " an image: "),
-    "a marker that is none": (b"\xff\xd8\xff\xe0\0\4ab" + b"x" * 50, "damaged", " at byte "),
     "a huge PNG": (png_that_claims(2**31 - 1, 2**31 - 1), "too large", " pixels"),
-    "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", " 65,500 x 65,500 pixels"),
-    "an animated GIF": (animated("GIF"), "animated", ""),
-    "an animated PNG": (animated("PNG"), "animated", ""),
-    "an animated WebP": (animated("WEBP"), "animated", ""),
-    "a TIFF of two pages": (animated("TIFF"), "animated", ""),
+    "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", " pixels"),
+    "an animated GIF": (several("GIF"), "animated", ""),
+    "an animated PNG": (several("PNG"), "animated", ""),
+    "an animated WebP": (several("WEBP"), "animated", ""),
+    "a TIFF of three pages": (several("TIFF"), "pages", " 3 pages"),
+    "a picture of an iPhone": (HEIF % (b"heic", b"heic"), "HEIC", " HEIC file"),
+    "a HEIF of no brand": (HEIF % (b"mif1", b"heic"), "HEIC", " convert it"),
+    "an AVIF": (HEIF % (b"avif", b"miaf"), "AVIF", " AVIF file"),
+    "an AVIF of no brand": (HEIF % (b"mif1", b"avif"), "AVIF", " AVIF file"),
     "32 bits": (file(picture("I"), "TIFF"), "damaged", " 32 bits "),
 }
 
@@ -130,14 +147,9 @@ def test_what_cannot_be_decoded_is_an_error_with_name_and_reason(case: str) -> N
     assert str(caught.value).startswith(f"{url} ")
 
 
-def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
-    frames = [Image.new("P", (1000, 1000), place % 2) for place in range(60)]
-    stored = file(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with raises(SampleError):
-        decode(stored, "x")
-    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kib < 60_000  # all frames would take 180 MB
+def test_a_mask_of_several_pages_is_no_mask() -> None:
+    with raises(SampleError, " 3 pages", reason="pages"):
+        decode_mask(several("TIFF"), "x", MaskClasses.of(None))
 
 
 @pytest.mark.parametrize("kind", ["an image", "a mask"])

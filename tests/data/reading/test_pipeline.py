@@ -144,7 +144,7 @@ def test_samples_that_do_not_fit_together_say_what_to_do() -> None:
     for dataset, kind, shown in (
         (Sizes(4), "sizes", "(3 x 2 x 2, 3 x 2 x 3)"),
         (Types(4), "types", " inputs "),
-        (Mixed(4), "types", "(Tensor, ndarray)"),
+        (Mixed(4), "types", "(float32, torch.float32)"),
         (Nothing(4), "no batch", " inputs (NoneType)"),
     ):
         with raises(DataError, shown, kind=kind):

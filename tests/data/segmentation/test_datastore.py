@@ -6,13 +6,17 @@ import io
 import os
 import pickle
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -168,12 +172,17 @@ def test_files_without_a_partner_are_named(folder: Path) -> None:
         (folder / "images" / f"more{number}.png").write_bytes(png(image_of(0)))
     (folder / "masks" / "0" / "1.png").unlink()
     with raises(
-        DataError, "5 images ", "/images/0/1.png", "/more0.png", "/more1.png", kind="no partner"
+        DataError,
+        "5 of the images ",
+        "/images/0/1.png",
+        "/more0.png",
+        "/more1.png",
+        kind="no partner",
     ):
         on_disk(folder)
     (folder / "masks" / "0" / "1.tif").write_bytes(b"")
     (folder / "masks" / "alone.png").write_bytes(b"")
-    with raises(DataError, "more2.png, ...; 1 mask ", "/alone.png", kind="no partner"):
+    with raises(DataError, "more2.png, ...; 1 of the masks ", "/alone.png", kind="no partner"):
         on_disk(folder)
 
 
@@ -268,14 +277,71 @@ def test_the_loader_reads_each_pair_once_an_epoch(ds: SegmentationDatastore) -> 
     patches = ds.with_transform(both).random_patches(16, per_image=12, open_pairs=4)
     order = patches.epoch_order(seed=3, epoch=1, batch_size=8)
     before = counts.snapshot()
-    seen = 0
-    for batch in load_batches(patches, np.array_split(order, 9), draw=Draw(3, 1)):
-        assert batch is not None
-        seen += len(batch[0])
-        assert batch[0].dtype == torch.uint8
-        assert batch[1].dtype == torch.int64
-    assert seen == 72
+    batches = list(load_batches(patches, np.array_split(order, 9), draw=Draw(3, 1)))
+    assert [batch and len(batch.inputs) for batch in batches] == [8] * 9
     assert (counts.snapshot() - before).reads == 2 * NUM_PAIRS
+
+
+@given(
+    num_pairs=st.integers(0, 40),
+    per_image=st.integers(1, 20),
+    batch_size=st.integers(1, 40),
+    open_pairs=st.integers(1, 20),
+)
+def test_an_epoch_takes_every_patch_once_and_goes_through_groups_of_pairs(
+    num_pairs: int, per_image: int, batch_size: int, open_pairs: int
+) -> None:
+    patches = RandomPatches(range(num_pairs), (1, 1), per_image, 0, open_pairs, None)
+    taken = patches.epoch_order(7, 3, batch_size)
+    assert sorted(taken) == list(range(num_pairs * per_image))
+    assert taken.dtype == np.int64
+    assert np.array_equal(taken, patches.epoch_order(7, 3, batch_size))
+    places = np.argsort(taken).reshape(num_pairs, per_image)  # where the patches of a pair come
+    for start in range(0, len(taken), batch_size):
+        pairs = taken[start : start + batch_size] // per_image
+        assert (np.diff(pairs) >= 0).all()  # a rank's share meets few
+        is_open = (places.min(1) < start + batch_size) & (places.max(1) >= start)
+        assert is_open.sum() <= 2 * open_pairs + batch_size // per_image
+
+
+def test_seeds_and_epochs_give_different_orders() -> None:
+    patches = RandomPatches(range(20), (1, 1), 4, 0, 4, None)
+    orders = {tuple(patches.epoch_order(seed, epoch, 8)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+def test_each_pair_is_decoded_by_one_thread_while_others_wait() -> None:
+    class Slow:
+        """Pairs that tell how often they are decoded; the first of them fails once."""
+
+        def __init__(self) -> None:
+            self.decoded: list[int] = []
+            self.barrier = threading.Barrier(8)
+
+        def __len__(self) -> int:
+            return 4
+
+        def fetch(self, number: int) -> int:
+            return number
+
+        def pixels(self, number: int, fetched: int) -> tuple[int, int]:
+            self.decoded.append(number)
+            if self.decoded == [0]:
+                raise SampleError("pair 0 is damaged")
+            return number, fetched
+
+    pairs = Slow()
+    patches = RandomPatches(pairs, (1, 1), 8, 0, 4, None)
+    with raises(SampleError):
+        patches.fetch(0)
+
+    def ask(index: int) -> Any:
+        pairs.barrier.wait()
+        return patches.fetch(index)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(32))) == [(index // 8,) * 2 for index in range(32)]
+    assert sorted(pairs.decoded) == [0, 0, 1, 2, 3]
 
 
 def test_an_image_smaller_than_the_patch_is_named(ds: SegmentationDatastore) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import gpupool
-from gpupool import SpmdError, TrainingError, TrainingOptions
+from gpupool import DataError, SpmdError, TrainingError, TrainingOptions
 from gpupool.core.options.datasets import require_dataset
 from gpupool.engine.batches.share import num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -118,6 +118,16 @@ def test_a_sample_that_cannot_be_read_may_be_skipped(pools: Pools) -> None:
         assert found.skipped == {"rows/5": "damaged"}
         assert [s.num_samples for s in found.history.steps] == [5, 6, 6, 2] * 2
         assert found.history.loss[0] != pytest.approx(expected.history.loss[0], abs=1e-3)
+
+
+def test_none_in_a_stream_is_named_and_not_counted() -> None:
+    class Holes(Stream):
+        def __iter__(self) -> Any:
+            yield from (None if n == 5 else one for n, one in enumerate(super().__iter__()))
+
+    alone, options = World(0, 1, torch.device("cpu")), TrainingOptions(batch_size=6)
+    with raises(DataError, "sample 5 ", 'on_error="skip"', kind="no sample"):
+        list(epoch_shares(Holes(20), options, alone, 1))
 
 
 def test_outputs_for_a_stream_come_in_its_order(pools: Pools) -> None:

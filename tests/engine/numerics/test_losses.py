@@ -102,6 +102,19 @@ def test_where_nothing_counts_the_loss_is_0_and_so_is_its_gradient() -> None:
         assert (value.item(), float(gradient.abs().sum())) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("targets", "cure"),
+    [
+        (torch.tensor([[0, 255], [-100, 2]]), ("classes={...}", "ignore_index=255")),
+        (torch.tensor([0, 255]), ("replace_head",)),
+    ],
+)
+def test_a_target_without_an_output_says_what_to_do(targets: Tensor, cure: tuple[str, ...]) -> None:
+    outputs = numbers(2, 3, *targets.shape[1:])
+    with raises(TrainingError, " 255,", " 3 outputs", *cure):
+        make_loss("cross_entropy")(outputs, targets)
+
+
 # ---- several outputs ---------------------------------------------------------------------------
 
 

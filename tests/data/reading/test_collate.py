@@ -1,0 +1,63 @@
+"""Batches from samples of any structure, and what no batch can be made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from gpupool.core.errors import DataError
+from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.collate import batch_of
+from tests.support.raising import raises
+
+
+def test_pictures_stay_in_the_layout_of_the_decoder() -> None:
+    stored = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
+    pictures = list(stored.permute(0, 3, 1, 2))
+    batch = batch_of([(picture, 7) for picture in pictures], pin=False)
+    assert torch.equal(batch.inputs, torch.stack(pictures))
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert batch.targets.tolist() == [7, 7]
+
+
+def test_pictures_of_pillow_become_tensors_in_both_halves() -> None:
+    grey = Image.new("L", (5, 4), 3)
+    batch = batch_of([(grey, grey.convert("RGBA"))] * 2, pin=False)
+    assert (batch.inputs.shape, batch.targets.shape) == ((2, 1, 4, 5), (2, 3, 4, 5))
+    assert batch.inputs.unique().tolist() == batch.targets.unique().tolist() == [3]
+
+
+def test_columns_are_collated_one_by_one() -> None:
+    rows = [{"ids": [1, 2], "word": "a"}, {"ids": [3, 4], "words": ["b"]}]
+    batch = batch_of(rows, pin=False)
+    assert batch.inputs["ids"].tolist() == [[1, 2], [3, 4]]
+    assert isinstance(batch.inputs["word"], DataError)
+
+
+class Gaps(Dataset[Any]):
+    """None for sample 5."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
+        return None if index == 5 else (torch.ones(2), index)
+
+
+def present(samples: list[Any]) -> Any:
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+@pytest.mark.parametrize("collate", [None, present])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_none_for_a_sample_is_named_and_not_counted(collate: Any, depth: int) -> None:
+    batches = load_batches(Gaps(), np.split(np.arange(8), 2), depth=depth, collate=collate)
+    assert next(batches) is not None
+    with raises(DataError, "sample 5 ", "SampleError", 'on_error="skip"', kind="no sample"):
+        next(batches)
