@@ -6,7 +6,10 @@ reads them. Importing this loads no torch; reading an image does.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from os.path import splitext
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
-from gpupool.data.datastores.labels import Labels, class_names, label_files
+from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
 from gpupool.data.datastores.manifest import Files, Manifest
 from gpupool.data.reading.samples import Draw
 from gpupool.data.stores.folder import Folder
@@ -24,6 +27,11 @@ from gpupool.data.stores.interface import FileInfo, Listing
 
 NAMELESS = ""
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Pictures by their names, which may be of formats that no library here decodes.
+_OTHER_EXTENSIONS = {
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
+    *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
+}
 
 
 class ImageDatastore(Datastore[Files]):
@@ -47,9 +55,12 @@ class ImageDatastore(Datastore[Files]):
         extensions: of the files to take, in any case.
         storage_options: for the file system of `url`.
 
+    Warns of pictures with other extensions, which are left out, and of folders that can be read in
+    several ways ("cat/monday/1.jpg"), unless `extensions` or `classes` say what is meant.
+
     Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
-    if a folder below `url` holds none, or if a table has rows without an image; OptionsError for
-    what is no label.
+    if a folder below `url` holds none or a name has backslashes, or if a table has rows without an
+    image; OptionsError for what is no label.
     """
 
     def __init__(
@@ -62,17 +73,17 @@ class ImageDatastore(Datastore[Files]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
-        # `labels` may be a data frame, which compares element by element and has no truth.
-        by_folder = isinstance(labels, str) and labels == "foldernames"
+        by_folder = is_by_folder(labels)
         images = _images(folder, tuple(extensions), check_folders=by_folder)
-        paths = [image.path for image in images]
         if labels is None:
-            named: list[str | None] = [NAMELESS] * len(paths)
+            kept, names = list(range(len(images))), (NAMELESS,)
+            indices = np.zeros(len(images), np.int32)
         else:
-            named = label_files(paths, lambda place: folder.name(paths[place]), labels)
-        # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
-        names = class_names(named, classes, by_number=not by_folder)
-        super().__init__(_manifest(folder, images, named, names))
+            paths = [image.path for image in images]
+            named = label_files(paths, lambda place: folder.name(paths[place]), labels, classes)
+            kept, indices, names = indexed(named, classes, not by_folder, folder.shown_url)
+        files = Files.of(folder, [images[place] for place in kept])
+        super().__init__(Manifest(files, np.arange(len(files)), indices, names))
 
     @property
     def classes(self) -> list[str]:
@@ -103,28 +114,20 @@ def list_folder(folder: Folder) -> Listing:
     return listing
 
 
-def labelled(labels: Sequence[str | None], shown_url: str) -> list[int]:
-    """The places that have a label. Raises DataError if none has."""
-    kept = [place for place, label in enumerate(labels) if label is not None]
-    if not kept:
-        raise DataError(
-            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels"
+def note_left_out(paths: Sequence[str], taken: Sequence[str], extensions: Sequence[str]) -> None:
+    """Warn if some of `paths`, by their extensions pictures, are not among `taken`."""
+    # Who chooses other extensions knows what is left out.
+    if tuple(extensions) != IMAGE_EXTENSIONS:
+        return
+    endings = (splitext(path)[1].lower() for path in set(paths).difference(taken))
+    found = Counter(ending for ending in endings if ending in _OTHER_EXTENSIONS)
+    if found:
+        shown = ", ".join(f"{ending} {number:,}" for ending, number in sorted(found.items()))
+        warnings.warn(
+            f"{found.total():,} files that look like pictures are left out ({shown}): take them "
+            f"too with extensions={(*IMAGE_EXTENSIONS, *sorted(found))!r}, or convert them",
+            stacklevel=4,  # the line that makes the datastore
         )
-    return kept
-
-
-def _manifest(
-    folder: Folder,
-    images: Sequence[FileInfo],
-    labels: Sequence[str | None],
-    classes: tuple[str, ...],
-) -> Manifest[Files]:
-    kept = labelled(labels, folder.shown_url)
-    index_of: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
-    # `class_names` holds every label or has raised, so no key is missing here.
-    indices = np.array([index_of[labels[place]] for place in kept], np.int32)
-    files = Files.of(folder, [images[place] for place in kept])
-    return Manifest(files, np.arange(len(files)), indices, classes)
 
 
 def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) -> list[FileInfo]:
@@ -135,6 +138,9 @@ def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) ->
         raise DataNotFoundError(
             f"{folder.shown_url} holds no images with extension {', '.join(extensions)}", "nothing"
         )
+    note_left_out(
+        [file.path for file in listing.files], [image.path for image in images], extensions
+    )
     if check_folders:
         _check_folders(folder, listing, images)
     return images

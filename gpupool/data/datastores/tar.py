@@ -22,8 +22,8 @@ from gpupool.core.progress import progress
 from gpupool.core.terminal import without_controls
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.compact_arrays import Texts
-from gpupool.data.datastores.images import IMAGE_EXTENSIONS, labelled, list_folder
-from gpupool.data.datastores.labels import Labels, class_names, label_files
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, list_folder, note_left_out
+from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
 from gpupool.data.datastores.manifest import Files, Manifest
 from gpupool.data.datastores.tar_index import TarIndex, index_tars
 from gpupool.data.datastores.tar_members import Members
@@ -78,10 +78,11 @@ class TarDatastore(Datastore[Members]):
                 [image.name for image in images],
                 lambda place: images[place].url,
                 labels,
+                classes,
             )
-        by_folder = isinstance(labels, str) and labels == "foldernames"
-        names = class_names(named, classes, by_number=not by_folder)
-        super().__init__(_manifest(folder, tars, images, named, names))
+        kept, indices, names = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
+        members = _members(folder, tars, [images[place] for place in kept])
+        super().__init__(Manifest(members, np.arange(len(members)), indices, names))
 
 
 class _Image(NamedTuple):
@@ -174,6 +175,12 @@ def _index(
             f"{', '.join(extensions)}",
             "nothing",
         )
+    names = [
+        f"{tar.path}/{name}"
+        for tar, index in zip(tars, indices, strict=True)
+        for name in index.names
+    ]
+    note_left_out(names, [f"{tars[image.tar].path}/{image.name}" for image in images], extensions)
     return images
 
 
@@ -262,22 +269,11 @@ def _label(image: _Image, member: str, field: str) -> str:
     return str(label)
 
 
-def _manifest(
-    folder: Folder,
-    tars: Sequence[FileInfo],
-    images: Sequence[_Image],
-    labels: Sequence[str | None],
-    classes: tuple[str, ...],
-) -> Manifest[Members]:
-    kept = labelled(labels, folder.shown_url)
-    chosen = [images[place] for place in kept]
-    index_of: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
-    members = Members(
+def _members(folder: Folder, tars: Sequence[FileInfo], chosen: Sequence[_Image]) -> Members:
+    return Members(
         Files.of(folder, tars),
         Texts.of(image.name for image in chosen),
         np.array([image.tar for image in chosen], np.int32),
         np.array([image.start for image in chosen], np.int64),
         np.array([image.size for image in chosen], np.int64),
     )
-    indices = np.array([index_of[labels[place]] for place in kept], np.int32)
-    return Manifest(members, np.arange(len(members)), indices, classes)
