@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os.path import splitext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
-from gpupool.data.datastores.base import Datastore, Sample
+from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
-from gpupool.data.datastores.manifest import Files, Manifest
-from gpupool.data.reading.samples import Draw
+from gpupool.data.datastores.table import Files
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, Listing
 
-NAMELESS = ""
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 # Pictures by their names, which may be of formats that no library here decodes.
 _OTHER_EXTENSIONS = {
@@ -74,36 +71,17 @@ class ImageDatastore(Datastore[Files]):
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
         by_folder = is_by_folder(labels)
-        images = _images(folder, tuple(extensions), check_folders=by_folder)
+        listing = list_folder(folder)
+        warn_of_pictures((file.path for file in listing.files), extensions)
+        images = _images(folder, listing, tuple(extensions), by_folder)
+        paths = [image.path for image in images]
         if labels is None:
-            kept, names = list(range(len(images))), (NAMELESS,)
-            indices = np.zeros(len(images), np.int32)
+            kept, names = list(range(len(images))), tuple[str, ...]()
+            indices = np.full(len(images), NO_CLASS, np.int32)
         else:
-            paths = [image.path for image in images]
             named = label_files(paths, lambda place: folder.name(paths[place]), labels, classes)
             kept, indices, names = indexed(named, classes, not by_folder, folder.shown_url)
-        files = Files.of(folder, [images[place] for place in kept])
-        super().__init__(Manifest(files, np.arange(len(files)), indices, names))
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the labels; none without labels."""
-        return [] if self._is_nameless else super().classes
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The label of each image as an index into `classes`, -100 without labels."""
-        return np.full(len(self), NO_CLASS) if self._is_nameless else super().labels
-
-    def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """The sample that `fetch(index)` has read, as of any datastore; -100 without labels."""
-        made, label = super().decode(index, fetched, draw)
-        return made, NO_CLASS if self._is_nameless else label
-
-    @property
-    def _is_nameless(self) -> bool:
-        # A manifest has a label for each sample; here all have the one without a name.
-        return self._manifest.classes == (NAMELESS,)
+        super().__init__(Files.of(folder, [images[place] for place in kept]), indices, names)
 
 
 def list_folder(folder: Folder) -> Listing:
@@ -114,43 +92,37 @@ def list_folder(folder: Folder) -> Listing:
     return listing
 
 
-def note_left_out(paths: Sequence[str], taken: Sequence[str], extensions: Sequence[str]) -> None:
-    """Warn if some of `paths`, by their extensions pictures, are not among `taken`."""
-    # Who chooses other extensions knows what is left out.
-    if tuple(extensions) != IMAGE_EXTENSIONS:
-        return
-    endings = (splitext(path)[1].lower() for path in set(paths).difference(taken))
-    found = Counter(ending for ending in endings if ending in _OTHER_EXTENSIONS)
+def warn_left_out(paths: Iterable[str], endings: Collection[str], advice: str) -> None:
+    """Say how many of `paths`, which nobody takes, look by their endings as if they were meant."""
+    found = Counter(ending for path in paths if (ending := splitext(path)[1].lower()) in endings)
     if found:
         shown = ", ".join(f"{ending} {number:,}" for ending, number in sorted(found.items()))
         warnings.warn(
-            f"{found.total():,} files that look like pictures are left out ({shown}): take them "
-            f"too with extensions={(*IMAGE_EXTENSIONS, *sorted(found))!r}, or convert them",
+            f"files are left out: {found.total():,} ({shown}); {advice}",
             stacklevel=4,  # the line that makes the datastore
         )
 
 
-def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) -> list[FileInfo]:
-    listing = list_folder(folder)
+def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
+    """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
+    if tuple(extensions) == IMAGE_EXTENSIONS:
+        advice = 'take them too with extensions=(".jpg", ...), or convert them'
+        warn_left_out(paths, _OTHER_EXTENSIONS, advice)
+
+
+def _images(
+    folder: Folder, listing: Listing, extensions: tuple[str, ...], by_folder: bool
+) -> list[FileInfo]:
     endings = tuple(extension.lower() for extension in extensions)
     images = [file for file in listing.files if file.path.lower().endswith(endings)]
     if not images:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no images with extension {', '.join(extensions)}", "nothing"
         )
-    note_left_out(
-        [file.path for file in listing.files], [image.path for image in images], extensions
-    )
-    if check_folders:
-        _check_folders(folder, listing, images)
-    return images
-
-
-def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo]) -> None:
-    """A class without an image is a mistake that training would not show."""
-    # Images may lie deeper: a folder at the top counts as filled by any image below it.
+    # A class without an image is a mistake that training would not show. Images may lie deeper: a
+    # folder at the top counts as filled by any image below it.
     filled = {image.path.split("/")[0] for image in images if "/" in image.path}
-    empty = [name for name in listing.folders if name not in filled]
+    empty = [name for name in listing.folders if name not in filled] if by_folder else []
     if empty:
         more = f" (nor do {len(empty) - 1} other folders)" if len(empty) > 1 else ""
         raise DataError(
@@ -158,3 +130,4 @@ def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo])
             "remove it, or pass labels= a function from an image's URL to its label",
             "empty class",
         )
+    return images

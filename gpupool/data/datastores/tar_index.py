@@ -13,26 +13,57 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from gpupool.core.errors import DataError
+from gpupool.core.errors import DataError, SampleError
+from gpupool.core.terminal import without_controls
 from gpupool.data.cache.cache_folder import cache_folder
-from gpupool.data.datastores.compact_arrays import Texts
+from gpupool.data.datastores.table import Texts
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import reading_threads
 
 _FORMAT = 1  # of the files in the cache folder
 _AT_ONCE = 16  # tars
-_FIRST_BYTES = 1 << 16
-_MOST_BYTES = 1 << 22
-_SKIP_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
 # Labels are kept in memory and in the index: a member this large is no label.
 _MAX_TEXT_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Tar:
+    """The members of a tar as a `Source`: `start` is where one begins in the tar."""
+
+    source: Source
+    file: FileRef
+
+    @property
+    def shown_url(self) -> str:
+        """Where the tar lies, as it may be printed."""
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        """The URL of the tar, and the member's name behind it."""
+        # A name in a tar may hold anything, and the URL is printed.
+        return without_controls(f"{self.source.name(self.file.path)}/{path}")
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        """The contents of a member, by one range; raises SampleError, and as `Source.read`."""
+        name = self.name(file.path)
+        if not file.size:
+            raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+        data = self.source.read(self.file, start, file.size)
+        # A tar that was cut keeps its beginning: the range then comes back short, without an error.
+        if len(data) != file.size:
+            raise SampleError(
+                f"{name} has changed: the tar ends before it; make the datastore again",
+                name,
+                "changed",
+            )
+        return data
 
 
 @dataclass(frozen=True)
@@ -49,10 +80,7 @@ class TarIndex:
 
 
 def index_tars(
-    source: Source,
-    tars: Sequence[FileRef],
-    suffix: str,
-    on_progress: Callable[[int, int], None],
+    tars: Sequence[Tar], suffix: str, on_progress: Callable[[int, int], None]
 ) -> list[TarIndex]:
     """The index of each tar, many at once; those with a version come from the cache folder if they
     were read before.
@@ -67,13 +95,15 @@ def index_tars(
         folder = None
         warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=4)
 
-    def one(tar: FileRef) -> TarIndex:
-        if folder is None or tar.version == 0:  # without a version a change would not be seen
-            return read_index(source, tar, suffix)
-        path = folder / f"{_key(source, tar, suffix)}.npz"
+    def one(tar: Tar) -> TarIndex:
+        if folder is None or not tar.file.version:  # a change would not be seen
+            return read_index(tar, suffix)
+        # A changed tar has another version, so its old index is never read.
+        facts = (_FORMAT, tar.source.name(tar.file.path), *tar.file[1:], suffix)
+        path = folder / f"{xxhash.xxh3_128_hexdigest(repr(facts).encode())}.npz"
         index = _load(path)
         if index is None:
-            index = read_index(source, tar, suffix)
+            index = read_index(tar, suffix)
             _save(path, index)
         return index
 
@@ -85,12 +115,12 @@ def index_tars(
     return found
 
 
-def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
+def read_index(tar: Tar, suffix: str) -> TarIndex:
     """The index of one tar, from its headers. Raises DataError if it is damaged or compressed."""
-    name = source.name(tar.path)
+    name = tar.source.name(tar.file.path)
     names, starts, sizes, texts = [], [], [], []
     try:
-        file = _Ranges(source, tar)
+        file = _Headers(_Ranges(tar), _RANGE_BYTES)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
             for member in opened:
@@ -101,18 +131,10 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
                     continue
                 # Its bytes in the tar are not its contents, so a range would be wrong.
                 if member.sparse is not None:
-                    raise DataError(
-                        f"{name} holds a sparse file, {member.name}; pack it again",
-                        "sparse",
-                        url=name,
-                    )
+                    raise tarfile.ReadError(f"{member.name} is a sparse file")
                 is_text = suffix and member.name.lower().endswith(suffix)
                 if is_text and member.size > _MAX_TEXT_BYTES:
-                    raise DataError(
-                        f"{name}: the label {member.name} has {member.size:,} bytes",
-                        "too large",
-                        url=name,
-                    )
+                    raise tarfile.ReadError(f"the label {member.name} has {member.size:,} bytes")
                 names.append(member.name)
                 starts.append(member.offset_data)
                 sizes.append(member.size)
@@ -125,31 +147,40 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
         raise
     except Exception as error:  # of hostile headers tarfile raises whatever they lead to
         # The text of a hostile file's error may be empty.
-        reason = str(error) or type(error).__name__
+        reason = without_controls(str(error)) or type(error).__name__
         raise DataError(
-            f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first",
+            f"{name} is damaged, or no tar file that can be read by parts ({reason}); pack it "
+            "again, without compression",
             "no tar",
             url=name,
         ) from None
-    return TarIndex(
-        Texts.of(names), np.array(starts, np.int64), np.array(sizes, np.int64), Texts.of(texts)
-    )
+    positions, lengths = np.array(starts, np.int64), np.array(sizes, np.int64)
+    return TarIndex(Texts.of(names), positions, lengths, Texts.of(texts))
+
+
+class _Headers(io.BufferedReader):
+    """A tar for tarfile: what lies between two headers comes with them, which is quicker than a
+    request for each header.
+    """
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The bytes of a header, fewer only at the end."""
+        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
+        return super().read(size)
+
+    def at(self, position: int, wanted: int) -> bytes:
+        """The bytes from a position on, fewer only at the end."""
+        self.seek(position)
+        return super().read(wanted)
 
 
 class _Ranges(io.RawIOBase):
-    """A file on a store, for tarfile.
+    """A file on a store."""
 
-    Read on, the ranges grow to a few MiB, and what lies between two headers comes with them: that
-    is quicker than a request for each header. Over more than that it jumps.
-    """
-
-    def __init__(self, source: Source, file: FileRef) -> None:
-        self._source = source
-        self._file = file
+    def __init__(self, tar: Tar) -> None:
+        self._tar = tar
         self._position = 0
-        self._start = 0  # of what is in memory
-        self._data = b""
-        self._next_bytes = _FIRST_BYTES
 
     def readable(self) -> bool:
         return True
@@ -158,51 +189,16 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
-        self._position = base + offset
+        size = self._tar.file.size
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence, size) + offset
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        here = self._position - self._start
-        if not 0 <= here < len(self._data):
-            if self._position >= self._file.size:
-                return 0
-            self._load()
-            here = 0
-        part = self._data[here : here + len(buffer)]
-        buffer[: len(part)] = part
-        self._position += len(part)
-        return len(part)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """All of `size` bytes of headers, as tarfile expects of a file, fewer only at the end."""
-        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
-        return self.at(self._position, size)
-
-    def at(self, position: int, wanted: int) -> bytes:
-        """The bytes from a position on, fewer only at the end."""
-        self.seek(position)
-        parts = []
-        while wanted > 0 and (part := super().read(wanted)):
-            parts.append(part)
-            wanted -= len(part)
-        return b"".join(parts)
-
-    def _load(self) -> None:
-        # A jump over a large member starts small again: what follows may be another large one.
-        gap = self._position - (self._start + len(self._data))
-        goes_on = 0 <= gap < _SKIP_BYTES
-        self._next_bytes = min(2 * self._next_bytes, _MOST_BYTES) if goes_on else _FIRST_BYTES
-        self._start = self._position
-        length = min(self._next_bytes, self._file.size - self._start)
-        self._data = self._source.read(self._file, self._start, length)
-
-
-def _key(source: Source, tar: FileRef, suffix: str) -> str:
-    # A changed tar has another version, so its old index is never read; nothing has to expire.
-    facts = (_FORMAT, source.name(tar.path), tar.size, tar.version, suffix)
-    return str(xxhash.xxh3_128_hexdigest(repr(facts).encode()))
+        length = min(len(buffer), max(0, self._tar.file.size - self._position))
+        if length:
+            buffer[:length] = self._tar.source.read(self._tar.file, self._position, length)
+        self._position += length
+        return length
 
 
 def _load(path: Path) -> TarIndex | None:
@@ -222,18 +218,18 @@ def _load(path: Path) -> TarIndex | None:
 
 def _save(path: Path, index: TarIndex) -> None:
     """Put the index there at once or not at all; a full disk leaves none."""
-    arrays: dict[str, Any] = {
-        "names": np.frombuffer(index.names.blob, np.uint8),
-        "name_offsets": index.names.offsets,
-        "starts": index.starts,
-        "sizes": index.sizes,
-        "texts": np.frombuffer(index.texts.blob, np.uint8),
-        "text_offsets": index.texts.offsets,
-    }
     try:
         # In the same folder, as `os.replace` is atomic within one file system only.
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(
+                file,
+                names=np.frombuffer(index.names.blob, np.uint8),
+                name_offsets=index.names.offsets,
+                starts=index.starts,
+                sizes=index.sizes,
+                texts=np.frombuffer(index.texts.blob, np.uint8),
+                text_offsets=index.texts.offsets,
+            )
         os.replace(file.name, path)
     except OSError as error:
         warnings.warn(f"the index of a tar is not kept: {path}: {error.strerror}", stacklevel=2)
