@@ -30,7 +30,7 @@ from gpupool.data.datastores.images import (
 )
 from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
 from gpupool.data.datastores.table import Files, Texts
-from gpupool.data.datastores.tar_index import Tar, TarIndex, index_tars
+from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo
 
@@ -76,18 +76,15 @@ class TarDatastore(Datastore[Files]):
         folder = Folder(place, dict(storage_options or {}))
         files = list_folder(folder).files
         warn_left_out((file.path for file in files), _COMPRESSED, "only .tar can be read by parts")
-        tars = [Tar(folder, file.ref) for file in _chosen(folder, files, pattern)]
+        tars = [file.ref for file in _chosen(folder, files, pattern)]
         member, field = _member_and_field(labels)
-        with progress("Reading headers", len(tars), "tars") as bar:
-            indices = index_tars(tars, member, bar.update)
-        members = (name for index in indices for name in index.names)
-        warn_of_pictures((name for name in members if "/." not in f"/{name}"), extensions)
         endings = tuple(extension.lower() for extension in extensions)
-        images = [
-            image
-            for number, (tar, index) in enumerate(zip(tars, indices, strict=True))
-            for image in _images(number, tar, index, endings, member)
-        ]
+        images, names = list[_Image](), list[str]()
+        with progress("Reading headers", len(tars), "tars") as bar:
+            for tar, members in enumerate(list_members(folder, tars, member, bar.update)):
+                images += _images(tar, Tar(folder, tars[tar]), members, endings, member)
+                names += [name for name, *_ in members if "/." not in f"/{name}"]
+        warn_of_pictures(names, extensions)
         if not images:
             raise DataNotFoundError(
                 f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
@@ -97,34 +94,28 @@ class TarDatastore(Datastore[Files]):
         if member:
             named: list[str | None] = [_label(image, member, field) for image in images]
         else:
-            paths = [image.name for image in images]
+            paths = [image.member.name for image in images]
             named = label_files(paths, lambda place: images[place].url, labels, classes)
-        kept, numbers, names = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
+        kept, numbers, found = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
         chosen = [images[place] for place in kept]
         items = Files(
-            tuple(tars),
-            Texts.of(image.name for image in chosen),
+            tuple(Tar(folder, tar) for tar in tars),
+            Texts.of(image.member.name for image in chosen),
             np.array([image.tar for image in chosen], np.uint32),
-            np.array([image.size for image in chosen], np.int64),
-            np.array([tars[image.tar].file.version for image in chosen], np.uint32),
-            np.array([image.start for image in chosen], np.int64),
+            np.array([image.member.size for image in chosen], np.int64),
+            np.array([tars[image.tar].version for image in chosen], np.uint32),
+            np.array([image.member.start for image in chosen], np.int64),
         )
-        super().__init__(items, numbers, names)
+        super().__init__(items, numbers, found)
 
 
 class _Image(NamedTuple):
-    """The image of a sample: which tar, where in it, and the text of the member with its label.
+    """The image of a sample, in which tar, and the text of the member with its label, if any."""
 
-    `others` are the suffixes of the sample's members; `text` is None where it has no such member.
-    """
-
-    name: str
-    url: str
     tar: int
-    start: int
-    size: int
+    url: str
+    member: Member
     text: str | None
-    others: tuple[str, ...]
 
 
 def _folder_and_pattern(url: str) -> tuple[str, str]:
@@ -168,31 +159,24 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
 
 
 def _images(
-    number: int, tar: Tar, index: TarIndex, endings: tuple[str, ...], member: str
+    number: int, tar: Tar, members: Sequence[Member], endings: tuple[str, ...], suffix: str
 ) -> Iterator[_Image]:
     """The image of each sample of one tar."""
-    for key, rows in group(index.names):
+    for key, rows in group(name for name, *_ in members):
         # Extensions count in any case; of two members that differ in case only the later one.
-        names = {index.names[row].lower(): row for row in rows}
-        found = [row for name, row in names.items() if name.endswith(endings)]
+        own = {members[row].name.lower(): members[row] for row in rows}
+        found = [member for name, member in own.items() if name.endswith(endings)]
         if len(found) > 1:
+            url = tar.name(key)
             raise DataError(
-                f"{tar.name('')}: the sample {key} has {len(found)} images, "
-                f"{index.names[found[0]]} and {index.names[found[1]]}; say which: extensions=[...]",
+                f"the sample {url} has {len(found)} images, {found[0].name} and {found[1].name}; "
+                "say which: extensions=[...]",
                 "several images",
-                url=tar.name(key),
+                url=url,
             )
-        text = names.get(f"{key}{member}".lower()) if member else None
-        for row in found:
-            yield _Image(
-                index.names[row],
-                tar.name(index.names[row]),
-                number,
-                int(index.starts[row]),
-                int(index.sizes[row]),
-                None if text is None else index.texts[text],
-                tuple(other[len(key) :] for other in names),
-            )
+        label = own.get(f"{key}{suffix}".lower()) if suffix else None
+        for member in found:
+            yield _Image(number, tar.name(member.name), member, label and label.text)
 
 
 def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
@@ -214,8 +198,8 @@ def _label(image: _Image, member: str, field: str) -> str:
     """The label in the member beside an image."""
     if image.text is None:
         raise DataError(
-            f"the sample of {image.url} has no {member}, only {', '.join(image.others)}; "
-            'say where the labels are: labels=".cls", ".json:field", "foldernames", ...',
+            f"there is no {member} beside {image.url}; say where the labels are: "
+            'labels=".cls", ".json:field", "foldernames", ...',
             "no member",
             url=image.url,
         )

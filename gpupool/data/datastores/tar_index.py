@@ -6,31 +6,40 @@ Never written beside the tars: only into the cache folder, keyed by URL, size an
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
-import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.core.terminal import without_controls
+from gpupool.data.cache.cache import Cached
 from gpupool.data.cache.cache_folder import cache_folder
-from gpupool.data.datastores.table import Texts
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import reading_threads
 
-_FORMAT = 1  # of the files in the cache folder
 _AT_ONCE = 16  # tars
 _RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_KEPT_GIB = 1  # of indices
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
 # Labels are kept in memory and in the index: a member this large is no label.
 _MAX_TEXT_BYTES = 1 << 24
+
+
+class Member(NamedTuple):
+    """A regular file in a tar: where its contents start, and how many bytes they are.
+
+    `text` is its contents where it ends in the suffix that was asked for.
+    """
+
+    name: str
+    start: int
+    size: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -66,80 +75,70 @@ class Tar:
         return data
 
 
-@dataclass(frozen=True)
-class TarIndex:
-    """The regular files in a tar, in its order: names, where their contents start, and sizes.
+def list_members(
+    source: Source, tars: Sequence[FileRef], suffix: str, on_progress: Callable[[int, int], None]
+) -> Iterator[list[Member]]:
+    """The members of each tar, in its order, many tars at once; those with a version come from the
+    cache folder if they were read before.
 
-    `texts` holds the contents of those that end in the suffix asked for, "" for the others.
+    `suffix` of the members whose contents are kept too (".cls"; "" for none). Raises DataError for
+    a damaged tar, and what `Source.read` raises.
     """
-
-    names: Texts
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    texts: Texts
-
-
-def index_tars(
-    tars: Sequence[Tar], suffix: str, on_progress: Callable[[int, int], None]
-) -> list[TarIndex]:
-    """The index of each tar, many at once; those with a version come from the cache folder if they
-    were read before.
-
-    `suffix` of the members whose contents are kept too (".cls"; "" for none). Warns if the cache
-    folder cannot be used, and continues without. Raises DataError for a damaged tar, and what
-    `Source.read` raises.
-    """
+    index: Source = _Index(source, suffix)
     try:
-        folder: Path | None = cache_folder("tars")
+        index = Cached(index, _KEPT_GIB, str(cache_folder("tars")))
+        index.open()
     except DataError as error:
-        folder = None
         warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=4)
-
-    def one(tar: Tar) -> TarIndex:
-        if folder is None or not tar.file.version:  # a change would not be seen
-            return read_index(tar, suffix)
-        # A changed tar has another version, so its old index is never read.
-        facts = (_FORMAT, tar.source.name(tar.file.path), *tar.file[1:], suffix)
-        path = folder / f"{xxhash.xxh3_128_hexdigest(repr(facts).encode())}.npz"
-        index = _load(path)
-        if index is None:
-            index = read_index(tar, suffix)
-            _save(path, index)
-        return index
-
-    found = []
+        index = _Index(source, suffix)
     with reading_threads(_AT_ONCE, "gpupool-index") as pool:
-        for index in pool.map(one, tars):
-            found.append(index)
-            on_progress(len(found), len(tars))
-    return found
+        for done, packed in enumerate(pool.map(index.read, tars), start=1):
+            on_progress(done, len(tars))
+            yield [Member(*row) for row in json.loads(zlib.decompress(packed))]
 
 
-def read_index(tar: Tar, suffix: str) -> TarIndex:
-    """The index of one tar, from its headers. Raises DataError if it is damaged or compressed."""
+@dataclass(frozen=True)
+class _Index:
+    """A `Source` that gives the members of a tar in the place of the tar, for a cache to keep."""
+
+    source: Source
+    suffix: str
+
+    @property
+    def shown_url(self) -> str:
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        return f"{self.source.name(path)} {self.suffix}"
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        members = read_members(Tar(self.source, file), self.suffix)
+        return zlib.compress(json.dumps(members).encode(), 1)
+
+
+def read_members(tar: Tar, suffix: str) -> list[Member]:
+    """The members of one tar, by its headers. Raises DataError if it is damaged or compressed."""
     name = tar.source.name(tar.file.path)
-    names, starts, sizes, texts = [], [], [], []
+    members = []
     try:
         file = _Headers(_Ranges(tar), _RANGE_BYTES)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
-            for member in opened:
+            for found in opened:
                 # tarfile would go back to a header it has read, and so for ever
-                if member.size < 0 or opened.offset < member.offset_data:
-                    raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
-                if not member.isreg():
+                if found.size < 0 or opened.offset < found.offset_data:
+                    raise tarfile.ReadError(f"a negative size at byte {found.offset:,}")
+                if not found.isreg():
                     continue
                 # Its bytes in the tar are not its contents, so a range would be wrong.
-                if member.sparse is not None:
-                    raise tarfile.ReadError(f"{member.name} is a sparse file")
-                is_text = suffix and member.name.lower().endswith(suffix)
-                if is_text and member.size > _MAX_TEXT_BYTES:
-                    raise tarfile.ReadError(f"the label {member.name} has {member.size:,} bytes")
-                names.append(member.name)
-                starts.append(member.offset_data)
-                sizes.append(member.size)
-                content = file.at(member.offset_data, member.size) if is_text else b""
-                texts.append(content.decode(errors="replace"))
+                if found.sparse is not None:
+                    raise tarfile.ReadError(f"{found.name} is a sparse file")
+                is_text = suffix and found.name.lower().endswith(suffix)
+                if is_text and found.size > _MAX_TEXT_BYTES:
+                    raise tarfile.ReadError(f"the label {found.name} has {found.size:,} bytes")
+                content = file.at(found.offset_data, found.size) if is_text else b""
+                text = content.decode(errors="replace")
+                members.append(Member(found.name, found.offset_data, found.size, text))
             # tarfile takes a header that is damaged or cut off for the end, without a word
             if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
@@ -154,8 +153,7 @@ def read_index(tar: Tar, suffix: str) -> TarIndex:
             "no tar",
             url=name,
         ) from None
-    positions, lengths = np.array(starts, np.int64), np.array(sizes, np.int64)
-    return TarIndex(Texts.of(names), positions, lengths, Texts.of(texts))
+    return members
 
 
 class _Headers(io.BufferedReader):
@@ -199,37 +197,3 @@ class _Ranges(io.RawIOBase):
             buffer[:length] = self._tar.source.read(self._tar.file, self._position, length)
         self._position += length
         return length
-
-
-def _load(path: Path) -> TarIndex | None:
-    """The index in a file; None if there is none, or none that can be used."""
-    try:
-        # Without pickles: a file in the cache folder must not be able to run code.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return TarIndex(
-                Texts(arrays["names"].tobytes(), arrays["name_offsets"]),
-                arrays["starts"],
-                arrays["sizes"],
-                Texts(arrays["texts"].tobytes(), arrays["text_offsets"]),
-            )
-    except Exception:  # not there, or cut off by a crash of the machine: it is recreated
-        return None
-
-
-def _save(path: Path, index: TarIndex) -> None:
-    """Put the index there at once or not at all; a full disk leaves none."""
-    try:
-        # In the same folder, as `os.replace` is atomic within one file system only.
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            np.savez_compressed(
-                file,
-                names=np.frombuffer(index.names.blob, np.uint8),
-                name_offsets=index.names.offsets,
-                starts=index.starts,
-                sizes=index.sizes,
-                texts=np.frombuffer(index.texts.blob, np.uint8),
-                text_offsets=index.texts.offsets,
-            )
-        os.replace(file.name, path)
-    except OSError as error:
-        warnings.warn(f"the index of a tar is not kept: {path}: {error.strerror}", stacklevel=2)

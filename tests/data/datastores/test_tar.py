@@ -112,8 +112,6 @@ def test_the_index_is_made_once_and_only_here(s3: SeaweedServer, bucket: str, ca
     assert (counts.snapshot() - before).reads == 3
     folder = cache / "gpupool" / "tars"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    kept = sorted(folder.iterdir())
-    assert len(kept) == 3
     before = counts.snapshot()
     assert TarDatastore(f"{bucket}/in").paths == first.paths
     assert (counts.snapshot() - before).reads == 0
@@ -193,7 +191,7 @@ def test_labels_from_json_folders_functions_and_tables() -> None:
     ds = in_memory("labels", data, labels=lambda url: url[len("memory://labels/0.tar/") :])
     assert ds.classes == ["x/1.png", "y/2.png"]
     assert values(in_memory("labels", data, labels={"y/2": "dog"})) == [2]
-    with raises(DataError, ".cls", "0.tar/x/1.png", ".png, .json", kind="no member"):
+    with raises(DataError, ".cls", "0.tar/x/1.png", kind="no member"):
         in_memory("labels", data)
     with raises(DataError, "other", "1.png", "'other'", "KeyError", kind="no field"):
         in_memory("labels", data, labels=".json:other")
