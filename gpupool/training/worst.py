@@ -144,7 +144,7 @@ def _shown(dataset: Any, index: int) -> tuple[str, bytes, int, int]:
     import torch
     from PIL import Image
 
-    url = dataset.name(index) if hasattr(dataset, "manifest") else ""  # a datastore of ours
+    url = dataset.name(index) if hasattr(dataset, "count_each_label") else ""  # a datastore of ours
     sample = dataset[index]
     image = sample[0] if isinstance(sample, (tuple, list)) else None
     if not isinstance(image, torch.Tensor) or image.ndim != 3 or image.shape[0] not in (1, 3):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpupool.data.datastores.tar import TarDatastore
-from gpupool.data.datastores.tar_index import read_index
+from gpupool.data.datastores.tar_index import Tar, read_members
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from tests.data.pictures import image_file
@@ -69,7 +69,7 @@ def index(tar: bytes) -> None:
     """Index a tar, then make a datastore of it and read its first image."""
     fsspec.filesystem("memory").pipe("/fuzz/a.tar", tar)
     with only_our_errors():
-        read_index(Folder("memory://fuzz"), FileRef("a.tar", len(tar)), ".json")
+        read_members(Tar(Folder("memory://fuzz"), FileRef("a.tar", len(tar))), ".json")
     with only_our_errors():
         ds = TarDatastore("memory://fuzz/a.tar", labels=".json:kind")
         ds.fetch(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,22 +61,6 @@ def test_a_name_of_another_library_is_answered_in_one_sentence(name: str) -> Non
     with raises(OptionsError, name) as caught:
         gpupool.train(network(), samples(8), **{name: 1})
     assert 40 < len(str(caught.value)) < 250
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("label", "'labels'"),
-        ("class_names", "'classes'"),
-        ("extension", "'extensions'"),
-        ("xyzzy", "storage_options"),
-    ],
-)
-def test_a_name_that_a_datastore_has_elsewhere_is_answered(
-    tmp_path: Path, name: str, shown: str
-) -> None:
-    with raises(OptionsError, name, shown, "ImageDatastore"):
-        gpupool.ImageDatastore(str(tmp_path), **{name: 1})
 
 
 # ---- on a rank ---------------------------------------------------------------------------------

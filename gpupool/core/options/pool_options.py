@@ -129,7 +129,7 @@ def refuse_unknown(
     Args:
         others: another name -> the one of `known` that is meant.
         where: where all options are shown; they are listed unless given.
-        of: whose options they are, as " of ImageDatastore".
+        of: whose options they are, as " of a cluster".
     """
     for name in names:
         if name not in known:

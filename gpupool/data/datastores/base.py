@@ -7,7 +7,6 @@ pickle, where they are read. Importing this loads no torch; reading an image doe
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,13 +16,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import refuse_unknown
+from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import OnProgress
 from gpupool.data.cache.cache import Cached, cached
 from gpupool.data.datastores import splits
 from gpupool.data.datastores.check import CheckResult, check
-from gpupool.data.datastores.manifest import ItemsT, Manifest
+from gpupool.data.datastores.labels import check_names
 from gpupool.data.datastores.preview import Preview, make_preview
+from gpupool.data.datastores.table import ItemsT, Packed
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, apply_transform, read_samples
 from gpupool.data.reading.shards import epoch_order
@@ -34,50 +34,44 @@ if TYPE_CHECKING:
 Sample = tuple[Any, Any]
 
 
-class Datastore(Generic[ItemsT]):
+class Datastore(Packed, Generic[ItemsT]):
     """Labelled images; immutable, every method gives a new datastore.
 
     `fetch` reads what `Items.read` gives, `decode` makes it an image and a label: what is not a
     file with one image each overrides `decode`.
     """
 
-    def __new__(cls, *args: Any, **values: Any) -> Self:
-        """Refuse names that are no arguments with a better word than Python's TypeError."""
-        # pickle and copy call this without values.
-        if values:
-            known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-            refuse_unknown(values, known, of=f" of {cls.__name__}")
-        return super().__new__(cls)
-
-    def __init__(self, manifest: Manifest[ItemsT]) -> None:
-        self._manifest = manifest
+    def __init__(self, items: ItemsT, labels: NDArray[np.int32], names: tuple[str, ...]) -> None:
+        self._items = items
+        self._labels = labels
+        self._names = names
         self._transform: Callable[..., Any] | None = None
         self._normalization: Normalization | None = None
 
     @property
-    def manifest(self) -> Manifest[ItemsT]:
-        """Which samples there are."""
-        return self._manifest
+    def items(self) -> ItemsT:
+        """What is read, one for each sample."""
+        return self._items
 
     @property
     def url(self) -> str:
         """Where the images lie, without a password."""
-        return " + ".join(source.shown_url for source in self._manifest.items.sources)
+        return " + ".join(dict.fromkeys(source.shown_url for source in self._items.sources))
 
     @property
     def classes(self) -> list[str]:
         """The names of the labels. Parts of a datastore keep all names of the whole."""
-        return list(self._manifest.classes)
+        return list(self._names)
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The label of each image as an index into `classes`; shape (len(self),)."""
-        return self._manifest.sample_labels
+        """The label of each image as an index into `classes`, -100 without; shape (len(self),)."""
+        return self._labels.astype(np.int64)
 
     @property
     def paths(self) -> list[str]:
         """The URL of each image."""
-        return [self._manifest.items.url(row) for row in self._manifest.rows.tolist()]
+        return list(map(self._items.url, range(len(self))))
 
     @property
     def transform(self) -> Callable[..., Any] | None:
@@ -90,7 +84,7 @@ class Datastore(Generic[ItemsT]):
         return self._normalization
 
     def __len__(self) -> int:
-        return len(self._manifest)
+        return len(self._labels)
 
     def __getitem__(self, index: int) -> Sample:
         """One sample: (uint8 RGB tensor (3, height, width) or what the transform made, label).
@@ -109,14 +103,14 @@ class Datastore(Generic[ItemsT]):
 
     def num_bytes(self, index: int) -> int:
         """The size of sample `index` in the store, as listed: what `fetch` will hold."""
-        return self._manifest.items.num_bytes(self._row(index))
+        return self._items.num_bytes(self._row(index))
 
     def fetch(self, index: int) -> Any:
         """What the store holds of sample `index`. Waits; may be called from many threads.
 
         Raises SampleError, CredentialsError or DataError.
         """
-        return self._manifest.items.read(self._row(index))
+        return self._items.read(self._row(index))
 
     def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
         """The sample that `fetch(index)` has read; computes, also in several threads at once.
@@ -131,11 +125,16 @@ class Datastore(Generic[ItemsT]):
         if self._transform is not None:
             with keyed_draws(draw, index):
                 made = apply_transform(self._transform, self.name(index), made)
-        return made, int(self._manifest.labels[self._row(index)])
+        return made, int(self._labels[index])
 
     def name(self, index: int) -> str:
         """The printable URL of an image."""
-        return self._manifest.items.url(self._row(index))
+        return self._items.url(self._row(index))
+
+    def label(self, index: int) -> str:
+        """The name of the class of an image; "" without."""
+        number = int(self._labels[index])
+        return self._names[number] if number >= 0 else ""
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes)} class{'es' if len(self.classes) != 1 else ''}"
@@ -143,10 +142,10 @@ class Datastore(Generic[ItemsT]):
 
     def count_each_label(self) -> dict[str, int]:
         """How many images each class has, in the order of `classes`."""
-        if not self.classes:  # without labels
+        if not self._names:  # without labels
             return {}
-        counts = np.bincount(self.labels, minlength=len(self.classes))
-        return dict(zip(self.classes, counts.tolist(), strict=True))
+        counts = np.bincount(self._labels[self._labels >= 0], minlength=len(self._names))
+        return dict(zip(self._names, counts.tolist(), strict=True))
 
     def subset(self, indices: ArrayLike) -> Self:
         """The images at `indices` (integers, or one bool per image), in that order."""
@@ -156,7 +155,9 @@ class Datastore(Generic[ItemsT]):
             chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
             raise OptionsError("indices must be a flat list of integers, or one bool per image")
-        return self._with(_manifest=self._manifest.take(chosen))
+        # numpy raises what is wrong with them, and counts negative ones from the end.
+        rows = np.arange(len(self))[chosen]
+        return self._with(_items=self._items.take(rows), _labels=self._labels[rows])
 
     def shuffle(self, seed: int = 0) -> Self:
         """The same images in an order that `seed` determines."""
@@ -184,7 +185,7 @@ class Datastore(Generic[ItemsT]):
         Classes of the same name become one. Ours keep their indices, new ones follow, so that a
         network trained on ours keeps its meaning.
         """
-        manifest = self._manifest
+        items, labels, names = self._items, [self._labels], list(self._names)
         for other in others:
             # Another class may have items of another kind, which cannot stand in one table.
             if type(other) is not type(self):
@@ -198,8 +199,10 @@ class Datastore(Generic[ItemsT]):
                     "concat: these datastores have another transform or normalization each; "
                     "concat first, then call with_transform and with_normalization"
                 )
-            manifest = manifest.join(other._manifest)
-        return self._with(_manifest=manifest)
+            names += [name for name in other._names if name not in names]
+            items = items.join(other._items)
+            labels.append(other._labels_among(names))
+        return self._with(_items=items, _labels=np.concatenate(labels), _names=tuple(names))
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same images, with the indices that their classes have among `classes`.
@@ -209,17 +212,15 @@ class Datastore(Generic[ItemsT]):
 
         Raises OptionsError if an image is of another class, or a name comes twice.
         """
-        names = tuple(classes)
-        if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-            raise OptionsError(f"classes={list(names)!r} must be names, each once")
-        counts = self.count_each_label()
-        unknown = [name for name, num in counts.items() if num and name not in names]
+        names = check_names(classes)
+        unknown = [name for name, num in self.count_each_label().items() if num]
+        unknown = [name for name in unknown if name not in names]
         if unknown:
             raise OptionsError(
                 f"there are images of {', '.join(unknown)}, which classes={list(names)!r} does not "
                 "hold"
             )
-        return self._with(_manifest=self._manifest.with_classes(names))
+        return self._with(_labels=self._labels_among(names), _names=names)
 
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
         """The same images, each passed through `transform`, replacing an earlier one; None: as is.
@@ -283,20 +284,29 @@ class Datastore(Generic[ItemsT]):
         Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
         """
-        manifest = self._manifest.through(partial(cached, limit_gib=limit_gib, folder=folder))
-        if len(manifest) and not manifest.items.has_versions:
+        items = self._items.through(partial(cached, limit_gib=limit_gib, folder=folder))
+        if len(self) and not items.has_versions:
             raise OptionsError(
                 f"{self.url} reports no versions (ETags) of its files, so a cache could not see "
                 "that one has changed; read it without cached()"
             )
-        for source in manifest.items.sources:
+        for source in items.sources:
             if isinstance(source, Cached):
                 # Now, so that a folder that cannot be made is an error of this call, not of a rank.
                 source.open()
-        return self._with(_manifest=manifest)
+        return self._with(_items=items)
 
     def _row(self, index: int) -> int:
-        return int(self._manifest.rows[index])
+        return range(len(self))[index]
+
+    def _labels_among(self, names: Sequence[str]) -> NDArray[np.int32]:
+        """The label of each image as an index into `names`, -100 where it has none."""
+        place = {name: index for index, name in enumerate(names)}
+        # The last one is that of no class.
+        places = np.array(
+            [*(place.get(name, NO_CLASS) for name in self._names), NO_CLASS], np.int32
+        )
+        return places[np.maximum(self._labels, -1)]
 
     def _with(self, **changes: Any) -> Self:
         # Not `type(self)(...)`: `__init__` of a subclass would list the files again.

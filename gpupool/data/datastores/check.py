@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import OnProgress, progress_to
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
-from gpupool.data.stores.threads import reading_threads
+from gpupool.data.reading.samples import Samples, read_samples
 
-_CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
+_CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
 _SHOWN = 50
 
 
 class Labelled(Samples, Protocol):
-    """What is checked: samples that have names and labels."""
+    """What is checked and looked at: samples that have names and labels."""
 
     @property
-    def manifest(self) -> Any:
-        """Which samples there are."""
+    def labels(self) -> NDArray[np.int64]:
+        """The index of the class of each."""
+
+    def name(self, index: int) -> str:
+        """The URL of a sample."""
+
+    def label(self, index: int) -> str:
+        """The name of its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,55 +95,51 @@ class CheckResult(tuple[BadSample, ...]):
         summary, rows = self.shown()
         return "\n".join([summary, *(_aligned([self.HEADER, *rows]) if rows else [])])
 
-    # pickle would call the class with the tuple alone, and lose `num_checked`.
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (tuple(self), self.num_checked)
-
 
 def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
     """Read and decode every sample once, many at a time; see `Datastore.check`."""
-    total = len(dataset)
-    found: list[BadSample] = []
+    total, bad = len(dataset), list[BadSample]()
     with progress_to(on_progress, "Checking", total, "images") as report:
-        for done, bad in enumerate(_tried(dataset), start=1):
-            found += [bad] if bad is not None else []
-            report(done, total)
-    return CheckResult(found, total)
+        for place, error in enumerate(tried(dataset, range(total), lambda place, image: None)):
+            if error is not None:
+                # The table has a column for the URL.
+                detail = str(error).removeprefix(error.url).strip()
+                name, label = dataset.name(place), dataset.label(place)
+                num_bytes = dataset.num_bytes(place)
+                bad.append(BadSample(place, name, label, num_bytes, error.reason, detail))
+            report(place + 1, total)
+    return CheckResult(bad, total)
 
 
-def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
-    """For each sample in order None, or what is wrong with it."""
-    import torch
+def tried(
+    dataset: Samples, places: Sequence[int], make: Callable[[int, Any], Any]
+) -> Iterator[Any | SampleError]:
+    """For each place, in order, what `make(place, input)` gives, or why it cannot be read."""
+    reading = cast(Samples, _Tried(dataset, make))
+    for start in range(0, len(places), _CHUNK):
+        yield from read_samples(reading, places[start : start + _CHUNK])
 
-    # Many threads wait for the store; only as many decode as the process has cores.
-    permits = threading.BoundedSemaphore(torch.get_num_threads())
 
-    def read(place: int) -> BadSample | None:
+@dataclass(frozen=True)
+class _Tried:
+    """A data set as `read_samples` reads it: an error is a sample, too."""
+
+    dataset: Samples
+    make: Callable[[int, Any], Any]
+
+    def fetch(self, place: int) -> Any:
         try:
-            fetched = dataset.fetch(place)
-            with permits:
-                dataset.decode(place, fetched, None)
+            return self.dataset.fetch(place)
         except SampleError as error:
-            return _bad(dataset, place, error)
-        return None
+            return error
 
-    with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
-        for start in range(0, len(dataset), _CHUNK):
-            # `map` gives results in order, and starts all calls at once, hence the chunks.
-            yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
-
-
-def _bad(dataset: Labelled, place: int, error: SampleError) -> BadSample:
-    manifest = dataset.manifest
-    row = int(manifest.rows[place])
-    return BadSample(
-        index=place,
-        url=manifest.items.url(row),
-        label=manifest.classes[int(manifest.labels[row])],
-        num_bytes=dataset.num_bytes(place),
-        reason=error.reason,
-        detail=str(error).removeprefix(error.url).strip(),  # the table has a column for the URL
-    )
+    def decode(self, place: int, fetched: Any, draw: None) -> Any:
+        if isinstance(fetched, SampleError):
+            return fetched
+        try:
+            return self.make(place, self.dataset.decode(place, fetched, draw)[0])
+        except SampleError as error:
+            return error
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:

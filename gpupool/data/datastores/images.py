@@ -6,24 +6,29 @@ reads them. Importing this loads no torch; reading an image does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from os.path import splitext
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
-from gpupool.data.datastores.base import Datastore, Sample
-from gpupool.data.datastores.labels import Labels, class_names, label_files
-from gpupool.data.datastores.manifest import Files, Manifest
-from gpupool.data.reading.samples import Draw
+from gpupool.data.datastores.base import Datastore
+from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
+from gpupool.data.datastores.table import Files
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, Listing
 
-NAMELESS = ""
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Pictures by their names, which may be of formats that no library here decodes.
+_OTHER_EXTENSIONS = {
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
+    *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
+}
 
 
 class ImageDatastore(Datastore[Files]):
@@ -47,9 +52,12 @@ class ImageDatastore(Datastore[Files]):
         extensions: of the files to take, in any case.
         storage_options: for the file system of `url`.
 
+    Warns of pictures with other extensions, which are left out, and of folders that can be read in
+    several ways ("cat/monday/1.jpg"), unless `extensions` or `classes` say what is meant.
+
     Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
-    if a folder below `url` holds none, or if a table has rows without an image; OptionsError for
-    what is no label.
+    if a folder below `url` holds none or a name has backslashes, or if a table has rows without an
+    image; OptionsError for what is no label.
     """
 
     def __init__(
@@ -62,37 +70,18 @@ class ImageDatastore(Datastore[Files]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
-        # `labels` may be a data frame, which compares element by element and has no truth.
-        by_folder = isinstance(labels, str) and labels == "foldernames"
-        images = _images(folder, tuple(extensions), check_folders=by_folder)
+        by_folder = is_by_folder(labels)
+        listing = list_folder(folder)
+        warn_of_pictures((file.path for file in listing.files), extensions)
+        images = _images(folder, listing, tuple(extensions), by_folder)
         paths = [image.path for image in images]
         if labels is None:
-            named: list[str | None] = [NAMELESS] * len(paths)
+            kept, names = list(range(len(images))), tuple[str, ...]()
+            indices = np.full(len(images), NO_CLASS, np.int32)
         else:
-            named = label_files(paths, lambda place: folder.name(paths[place]), labels)
-        # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
-        names = class_names(named, classes, by_number=not by_folder)
-        super().__init__(_manifest(folder, images, named, names))
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the labels; none without labels."""
-        return [] if self._is_nameless else super().classes
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The label of each image as an index into `classes`, -100 without labels."""
-        return np.full(len(self), NO_CLASS) if self._is_nameless else super().labels
-
-    def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """The sample that `fetch(index)` has read, as of any datastore; -100 without labels."""
-        made, label = super().decode(index, fetched, draw)
-        return made, NO_CLASS if self._is_nameless else label
-
-    @property
-    def _is_nameless(self) -> bool:
-        # A manifest has a label for each sample; here all have the one without a name.
-        return self._manifest.classes == (NAMELESS,)
+            named = label_files(paths, lambda place: folder.name(paths[place]), labels, classes)
+            kept, indices, names = indexed(named, classes, not by_folder, folder.shown_url)
+        super().__init__(Files.of(folder, [images[place] for place in kept]), indices, names)
 
 
 def list_folder(folder: Folder) -> Listing:
@@ -103,48 +92,37 @@ def list_folder(folder: Folder) -> Listing:
     return listing
 
 
-def labelled(labels: Sequence[str | None], shown_url: str) -> list[int]:
-    """The places that have a label. Raises DataError if none has."""
-    kept = [place for place, label in enumerate(labels) if label is not None]
-    if not kept:
-        raise DataError(
-            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels"
+def warn_left_out(paths: Iterable[str], endings: Collection[str], advice: str) -> None:
+    """Say how many of `paths`, which nobody takes, look by their endings as if they were meant."""
+    found = Counter(ending for path in paths if (ending := splitext(path)[1].lower()) in endings)
+    if found:
+        shown = ", ".join(f"{ending} {number:,}" for ending, number in sorted(found.items()))
+        warnings.warn(
+            f"files are left out: {found.total():,} ({shown}); {advice}",
+            stacklevel=4,  # the line that makes the datastore
         )
-    return kept
 
 
-def _manifest(
-    folder: Folder,
-    images: Sequence[FileInfo],
-    labels: Sequence[str | None],
-    classes: tuple[str, ...],
-) -> Manifest[Files]:
-    kept = labelled(labels, folder.shown_url)
-    index_of: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
-    # `class_names` holds every label or has raised, so no key is missing here.
-    indices = np.array([index_of[labels[place]] for place in kept], np.int32)
-    files = Files.of(folder, [images[place] for place in kept])
-    return Manifest(files, np.arange(len(files)), indices, classes)
+def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
+    """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
+    if tuple(extensions) == IMAGE_EXTENSIONS:
+        advice = 'take them too with extensions=(".jpg", ...), or convert them'
+        warn_left_out(paths, _OTHER_EXTENSIONS, advice)
 
 
-def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) -> list[FileInfo]:
-    listing = list_folder(folder)
+def _images(
+    folder: Folder, listing: Listing, extensions: tuple[str, ...], by_folder: bool
+) -> list[FileInfo]:
     endings = tuple(extension.lower() for extension in extensions)
     images = [file for file in listing.files if file.path.lower().endswith(endings)]
     if not images:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no images with extension {', '.join(extensions)}", "nothing"
         )
-    if check_folders:
-        _check_folders(folder, listing, images)
-    return images
-
-
-def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo]) -> None:
-    """A class without an image is a mistake that training would not show."""
-    # Images may lie deeper: a folder at the top counts as filled by any image below it.
+    # A class without an image is a mistake that training would not show. Images may lie deeper: a
+    # folder at the top counts as filled by any image below it.
     filled = {image.path.split("/")[0] for image in images if "/" in image.path}
-    empty = [name for name in listing.folders if name not in filled]
+    empty = [name for name in listing.folders if name not in filled] if by_folder else []
     if empty:
         more = f" (nor do {len(empty) - 1} other folders)" if len(empty) > 1 else ""
         raise DataError(
@@ -152,3 +130,4 @@ def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo])
             "remove it, or pass labels= a function from an image's URL to its label",
             "empty class",
         )
+    return images

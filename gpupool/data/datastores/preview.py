@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.reading.samples import NUM_FETCH_THREADS
+from gpupool.data.datastores.check import Labelled, tried
 from gpupool.data.reading.shards import Indices, keyed_generator
 
 if TYPE_CHECKING:
     import torch
 
-    from gpupool.data.datastores.check import Labelled
-
-SIDE = 128  # pixels of the longer side of a small picture, at most
+_SIDE = 128  # pixels of the longer side of a small picture, at most
 _MOST = 200  # pictures that a page should hold
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image: a PNG file of at most SIDE pixels, its label, URL and own size in pixels.
+    """One image: a PNG file of at most 128 x 128 pixels, its label, URL and own size in pixels.
 
     `png` is empty for an image that cannot be read; `problem` then says why.
     """
@@ -54,9 +51,6 @@ class Preview(tuple[Picture, ...]):
         lines = [f"{p.label:{width}}  {size_text(p):>13}  {p.url}" for p in self]
         return "\n".join([self.title, *lines])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (tuple(self), self.title)
-
 
 def size_text(picture: Picture) -> str:
     """The size of an image as it is shown, or why there is none."""
@@ -67,11 +61,20 @@ def make_preview(dataset: Labelled, num_images: int, seed: int | None) -> Previe
     """Small pictures of some samples; see `Datastore.preview`."""
     if not 1 <= num_images <= _MOST:
         raise OptionsError(f"num_images={num_images} must be in 1..{_MOST}")
-    manifest = dataset.manifest
-    chosen = _choose(manifest.sample_labels, num_images, seed)
-    with ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-preview") as pool:
-        pictures = list(pool.map(partial(_picture, dataset), chosen.tolist()))
-    shown = f"{len(pictures):,} of " if len(pictures) < len(manifest) else ""
+    chosen = _choose(dataset.labels, num_images, seed).tolist()
+
+    def small(place: int, image: torch.Tensor) -> Picture:
+        _, height, width = image.shape
+        name, label = dataset.name(place), dataset.label(place)
+        return Picture(_small_png(image), label, name, width, height)
+
+    pictures = [
+        Picture(b"", dataset.label(place), dataset.name(place), problem=made.reason)
+        if isinstance(made, SampleError)
+        else made
+        for place, made in zip(chosen, tried(dataset, chosen, small), strict=True)
+    ]
+    shown = f"{len(pictures):,} of " if len(pictures) < len(dataset) else ""
     return Preview(pictures, f"{shown}{dataset!r}")
 
 
@@ -81,33 +84,16 @@ def _choose(labels: NDArray[np.int64], number: int, seed: int | None) -> Indices
         return keyed_generator(seed, 0).permutation(len(labels))[:number]
     # Stable: within a class the order of the datastore stays, so the first image is the first.
     order = np.argsort(labels, kind="stable")
-    counts = np.bincount(labels) if len(labels) else np.zeros(0, np.int64)
-    starts = np.cumsum(counts) - counts
-    turn = np.arange(len(labels)) - np.repeat(starts, counts)  # which of its class
+    counts = np.unique(labels, return_counts=True)[1]
+    turn = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)  # of its class
     return order[np.lexsort((labels[order], turn))][:number]
 
 
-def _picture(dataset: Labelled, place: int) -> Picture:
-    manifest = dataset.manifest
-    row = int(manifest.rows[place])
-    label = manifest.classes[int(manifest.labels[row])]
-    url = manifest.items.url(row)
-    try:
-        image = dataset.decode(place, dataset.fetch(place), None)[0]
-    except SampleError as error:
-        return Picture(b"", label, url, problem=error.reason)
-    _, height, width = image.shape
-    return Picture(small_png(image), label, url, width, height)
+def _small_png(image: torch.Tensor) -> bytes:
+    """A uint8 RGB tensor (3, height, width) as a small PNG file; never enlarged."""
+    from PIL import Image
 
-
-def small_png(image: torch.Tensor) -> bytes:
-    """A uint8 tensor (1 or 3, height, width) as a small PNG file; never enlarged."""
-    import torch
-    from torchvision.transforms.v2 import functional
-
-    _, height, width = image.shape
-    scale = min(1.0, SIDE / max(height, width))
-    size = [max(1, round(height * scale)), max(1, round(width * scale))]
-    # Without antialias a photograph that shrinks to 128 pixels would show patterns that it lacks.
-    small = functional.resize(image, size, antialias=True) if scale < 1 else image
-    return bytes(torch.ops.image.encode_png(small.contiguous(), 6).numpy())
+    picture, file = Image.fromarray(image.permute(1, 2, 0).numpy()), io.BytesIO()
+    picture.thumbnail((_SIDE, _SIDE))
+    picture.save(file, "PNG")
+    return file.getvalue()

@@ -27,57 +27,35 @@ def split(
     `sizes` are fractions of each class, or whole numbers per class. `seed=None` takes the first of
     each class, a number draws them.
     """
-    _check_sizes(sizes)
-    _require(classes)
-    members = [np.flatnonzero(labels == index) for index in range(len(classes))]
-    if seed is not None:
-        # A key for each class: how one is drawn does not depend on the others.
-        members = [keyed_generator(seed, i).permutation(own) for i, own in enumerate(members)]
-    parts: list[list[Indices]] = [[] for _ in range(len(sizes) + 1)]
-    for label, own in zip(classes, members, strict=True):
-        pieces = np.split(own, _cuts(sizes, len(own), label))
-        for part, piece in zip(parts, pieces, strict=True):
-            part.append(piece)
-    chosen = [np.sort(np.concatenate(part)) for part in parts]
-    # Nothing is left for the rest.
-    if len(chosen[-1]) == 0:
-        chosen.pop()
-    if len(chosen) < 2 or any(len(part) == 0 for part in chosen):
-        shown = ", ".join(map(str, sizes))
+    shown = f"split_each_label({', '.join(map(repr, sizes))})"
+    kinds = {isinstance(size, Integral) and not isinstance(size, bool) for size in sizes}
+    # Fractions that add up to 1 may come to slightly more as floats.
+    fractions_fit = all(0 < size < 1 for size in sizes) and sum(sizes) < 1 + 1e-9
+    if len(kinds) != 1 or not (min(sizes) >= 1 if True in kinds else fractions_fit):
         raise OptionsError(
-            f"split_each_label({shown}) of {len(labels):,} images leaves a part empty"
+            f"{shown}: give fractions between 0 and 1 that add up to at most 1, or whole numbers "
+            "of images per label"
         )
-    return chosen
-
-
-def _require(classes: Sequence[str]) -> None:
     if not len(classes):
         raise OptionsError("these images have no labels; use subset or partition")
-
-
-def _check_sizes(sizes: Sequence[float]) -> None:
-    counts = [isinstance(size, Integral) and not isinstance(size, bool) for size in sizes]
-    if sizes and all(counts) and min(sizes) >= 1:
-        return
-    # Fractions that add up to 1 may come to slightly more as floats.
-    if sizes and not any(counts) and all(0 < size < 1 for size in sizes) and sum(sizes) < 1 + 1e-9:
-        return
-    shown = ", ".join(map(repr, sizes))
-    raise OptionsError(
-        f"split_each_label({shown}): give fractions between 0 and 1 that add up to at most 1, "
-        "or whole numbers of images per label"
-    )
-
-
-def _cuts(sizes: Sequence[float], num_images: int, label: str) -> list[int]:
-    """Where to cut the images of one class."""
-    # `_check_sizes` has refused mixtures: all are counts, or all are fractions.
-    if all(isinstance(size, Integral) for size in sizes):
-        if sum(sizes) > num_images:
+    pieces = []
+    for index, name in enumerate(classes):
+        own = np.flatnonzero(labels == index)
+        if seed is not None:
+            # A key for each class: how one is drawn does not depend on the others.
+            own = keyed_generator(seed, index).permutation(own)
+        cuts = np.cumsum(sizes)
+        if False in kinds:
+            # The small term makes 0.1 + 0.2 of 10 images three of them, whatever floats add up to.
+            cuts = np.minimum(len(own), cuts * len(own) + 0.5 + 1e-9).astype(int)
+        elif sum(sizes) > len(own):
             raise OptionsError(
-                f"split_each_label asks for {sum(sizes)} images per label, "
-                f"but {label!r} has {num_images}"
+                f"{shown} asks for {sum(sizes)} images per label, but {name!r} has {len(own)}"
             )
-        return [int(cut) for cut in np.cumsum(sizes)]
-    # The small term makes 0.1 + 0.2 of 10 images three of them, whatever floats add up to.
-    return [min(num_images, int(cut * num_images + 0.5 + 1e-9)) for cut in np.cumsum(sizes)]
+        pieces.append(np.split(own, cuts))
+    parts = [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
+    if not len(parts[-1]):  # nothing is left for the rest
+        parts.pop()
+    if len(parts) < 2 or not all(map(len, parts)):
+        raise OptionsError(f"{shown} of {len(labels):,} images leaves a part empty")
+    return parts

@@ -13,20 +13,24 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
 from gpupool.core.progress import progress
-from gpupool.core.terminal import without_controls
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.compact_arrays import Texts
-from gpupool.data.datastores.images import IMAGE_EXTENSIONS, labelled, list_folder
-from gpupool.data.datastores.labels import Labels, class_names, label_files
-from gpupool.data.datastores.manifest import Files, Manifest
-from gpupool.data.datastores.tar_index import TarIndex, index_tars
-from gpupool.data.datastores.tar_members import Members
+from gpupool.data.datastores.images import (
+    IMAGE_EXTENSIONS,
+    list_folder,
+    warn_left_out,
+    warn_of_pictures,
+)
+from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
+from gpupool.data.datastores.table import Files, Texts
+from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo
 
@@ -34,21 +38,21 @@ from gpupool.data.stores.interface import FileInfo
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 # Members that belong to no sample.
 _META = re.compile(r"__[^/]*__(/|$)")
-_BRACES = re.compile(r"(.*?)\{(\d+)\.\.(\d+)\}(.*)")
+_COMPRESSED = (".bz2", ".gz", ".tgz", ".xz", ".zst")
 
 
-class TarDatastore(Datastore[Members]):
+class TarDatastore(Datastore[Files]):
     """The images in the tars at `url`, one label each; does all that an `ImageDatastore` does.
 
     The headers of the tars are read here, once, and kept in `~/.cache/gpupool` (XDG_CACHE_HOME)
     for tars that have an ETag; an image is then read by its range, so counts are exact, and any
     order, split and number of ranks is possible. Samples without an image are left out.
 
-        ds = TarDatastore("s3://photos/train-{000..099}.tar")
+        ds = TarDatastore("s3://photos/train-*.tar")
 
     Args:
         url: a folder whose .tar files at any depth are meant, a tar, or several: a last part with
-            `*`, or with `{000..099}`, all of which must be there. Any fsspec URL.
+            `*`. Any fsspec URL.
         labels: ".cls": the text of the sample's member of that name; ".json:field": a field of it;
             "foldernames", a function or a table as of `ImageDatastore`, where an image's path is
             its name in the tar, and its URL that of the tar with the name behind it.
@@ -68,82 +72,79 @@ class TarDatastore(Datastore[Members]):
         extensions: Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        folder, tars = _find_tars(url, dict(storage_options or {}))
+        place, pattern = _folder_and_pattern(url)
+        folder = Folder(place, dict(storage_options or {}))
+        files = list_folder(folder).files
+        warn_left_out((file.path for file in files), _COMPRESSED, "only .tar can be read by parts")
+        tars = [file.ref for file in _chosen(folder, files, pattern)]
         member, field = _member_and_field(labels)
-        images = _index(folder, tars, tuple(extensions), member)
-        if member:
-            named: Sequence[str | None] = [_label(image, member, field) for image in images]
-        else:
-            named = label_files(
-                [image.name for image in images],
-                lambda place: images[place].url,
-                labels,
+        endings = tuple(extension.lower() for extension in extensions)
+        images, names = list[_Image](), list[str]()
+        with progress("Reading headers", len(tars), "tars") as bar:
+            for tar, members in enumerate(list_members(folder, tars, member, bar.update)):
+                images += _images(tar, Tar(folder, tars[tar]), members, endings, member)
+                names += [name for name, *_ in members if "/." not in f"/{name}"]
+        warn_of_pictures(names, extensions)
+        if not images:
+            raise DataNotFoundError(
+                f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
+                f"{', '.join(extensions)}",
+                "nothing",
             )
-        by_folder = isinstance(labels, str) and labels == "foldernames"
-        names = class_names(named, classes, by_number=not by_folder)
-        super().__init__(_manifest(folder, tars, images, named, names))
+        if member:
+            named: list[str | None] = [_label(image, member, field) for image in images]
+        else:
+            paths = [image.member.name for image in images]
+            named = label_files(paths, lambda place: images[place].url, labels, classes)
+        kept, numbers, found = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
+        chosen = [images[place] for place in kept]
+        items = Files(
+            tuple(Tar(folder, tar) for tar in tars),
+            Texts.of(image.member.name for image in chosen),
+            np.array([image.tar for image in chosen], np.uint32),
+            np.array([image.member.size for image in chosen], np.int64),
+            np.array([tars[image.tar].version for image in chosen], np.uint32),
+            np.array([image.member.start for image in chosen], np.int64),
+        )
+        super().__init__(items, numbers, found)
 
 
 class _Image(NamedTuple):
-    """The image of a sample: which tar, where in it, and the text of the member with its label.
+    """The image of a sample, in which tar, and the text of the member with its label, if any."""
 
-    `others` are the suffixes of the sample's members; `text` is None where it has no such member.
-    """
-
-    name: str
-    url: str
     tar: int
-    start: int
-    size: int
+    url: str
+    member: Member
     text: str | None
-    others: tuple[str, ...]
 
 
-def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileInfo]]:
-    """The folder that was listed, and the tars in it that are meant, sorted by path."""
-    parent, _, last = os.fspath(url).rpartition("/")
+def _folder_and_pattern(url: str) -> tuple[str, str]:
+    """The folder to list, and the pattern of the tars in it; "" for all, at any depth.
+
+    >>> _folder_and_pattern("s3://photos/train-*.tar"), _folder_and_pattern("s3://photos/train")
+    (('s3://photos', 'train-*.tar'), ('s3://photos/train', ''))
+    """
+    parent, slash, last = os.fspath(url).rpartition("/")
     if not last.lower().endswith(".tar") and "*" not in last:
-        folder = Folder(url, options)
-        tars = [file for file in list_folder(folder).files if file.path.lower().endswith(".tar")]
-        return folder, _required(tars, f"{folder.shown_url} holds no .tar files")
-    folder = Folder(parent or ("/" if url.startswith("/") else "."), options)
-    # One listing has sizes and versions of all; asking for each tar would take a request each.
-    files = list_folder(folder).files
-    names = _expand(last)
-    if "*" in last or len(names) < 2:
-        # `*` means no folders below, as in a shell.
-        here = [file for file in files if "/" not in file.path]
-        tars = [file for file in here if any(fnmatchcase(file.path, name) for name in names)]
-        return folder, _required(tars, f"{folder.shown_url} holds no {last}")
-    there = {file.path: file for file in files}
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise DataNotFoundError(
-            f"{folder.name(missing[0])} does not exist ({len(missing):,} of the {len(names):,} "
-            f"tars that {last} names are missing)",
-            "missing",
-        )
-    return folder, [there[name] for name in sorted(names)]
+        return os.fspath(url), ""
+    return parent or slash or ".", last
 
 
-def _required(tars: list[FileInfo], otherwise: str) -> list[FileInfo]:
+def _chosen(folder: Folder, files: Sequence[FileInfo], pattern: str) -> list[FileInfo]:
+    """The tars that are meant."""
+    tars = [
+        file
+        for file in files
+        if (fnmatchcase(file.path, pattern) if pattern else file.path.lower().endswith(".tar"))
+        and ("/" not in file.path or not pattern)  # `*` means no folders below, as in a shell
+    ]
     if not tars:
-        raise DataNotFoundError(f"{otherwise}; compressed ones must be unpacked first", "nothing")
+        raise DataNotFoundError(
+            f"{folder.shown_url} holds no {pattern or '.tar files'}; compressed ones must be "
+            "unpacked first, and several are named by `*`",
+            "nothing",
+        )
     return tars
-
-
-def _expand(name: str) -> list[str]:
-    """
-    >>> _expand("a-{08..10}.tar")
-    ['a-08.tar', 'a-09.tar', 'a-10.tar']
-    """
-    match = _BRACES.fullmatch(name)
-    if match is None:
-        return [name]
-    before, first, last, after = match.groups()
-    # The width of the first number decides about zeros, as in a shell: {000..099}.
-    numbers = range(int(first), int(last) + 1)
-    return [f"{before}{n:0{len(first)}}{rest}" for n in numbers for rest in _expand(after)]
 
 
 def _member_and_field(labels: Labels) -> tuple[str, str]:
@@ -157,54 +158,25 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
     return member.lower(), field
 
 
-def _index(
-    folder: Folder, tars: Sequence[FileInfo], extensions: tuple[str, ...], member: str
-) -> list[_Image]:
-    with progress("Reading headers", len(tars), "tars") as bar:
-        indices = index_tars(folder, [tar.ref for tar in tars], member, bar.update)
-    endings = tuple(extension.lower() for extension in extensions)
-    images = [
-        image
-        for number, (tar, index) in enumerate(zip(tars, indices, strict=True))
-        for image in _images(folder.name(tar.path), number, index, endings, member)
-    ]
-    if not images:
-        raise DataNotFoundError(
-            f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
-            f"{', '.join(extensions)}",
-            "nothing",
-        )
-    return images
-
-
 def _images(
-    url: str, tar: int, index: TarIndex, endings: tuple[str, ...], member: str
+    number: int, tar: Tar, members: Sequence[Member], endings: tuple[str, ...], suffix: str
 ) -> Iterator[_Image]:
     """The image of each sample of one tar."""
-    for key, rows in group(index.names):
-        # Extensions count in any case.
-        # Of two members that differ in case only the later one counts.
-        names = {index.names[row].lower(): row for row in rows}
-        found = [row for name, row in names.items() if name.endswith(endings)]
+    for key, rows in group(name for name, *_ in members):
+        # Extensions count in any case; of two members that differ in case only the later one.
+        own = {members[row].name.lower(): members[row] for row in rows}
+        found = [member for name, member in own.items() if name.endswith(endings)]
         if len(found) > 1:
+            url = tar.name(key)
             raise DataError(
-                f"{url}: the sample {key} has {len(found)} images, {index.names[found[0]]} and "
-                f"{index.names[found[1]]}; say which: extensions=[...]",
+                f"the sample {url} has {len(found)} images, {found[0].name} and {found[1].name}; "
+                "say which: extensions=[...]",
                 "several images",
                 url=url,
             )
-        text = names.get(f"{key}{member}".lower()) if member else None
-        for row in found:
-            name = index.names[row]
-            yield _Image(
-                name=name,
-                url=without_controls(f"{url}/{name}"),
-                tar=tar,
-                start=int(index.starts[row]),
-                size=int(index.sizes[row]),
-                text=None if text is None else index.texts[text],
-                others=tuple(other[len(key) :] for other in names),
-            )
+        label = own.get(f"{key}{suffix}".lower()) if suffix else None
+        for member in found:
+            yield _Image(number, tar.name(member.name), member, label and label.text)
 
 
 def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
@@ -215,69 +187,37 @@ def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
     >>> list(group(["a/1.jpg", "a/1.cls", "__x__", "2.left.jpg"]))
     [('a/1', [0, 1]), ('2', [3])]
     """
-    key, rows = "", list[int]()
-    for row, name in enumerate(names):
-        match = _KEY.fullmatch(name)
-        if match is None or _META.match(name):
-            continue
-        # Only neighbours belong together: the same key further on is another sample.
-        if match[1] != key and rows:
-            yield key, rows
-            rows = []
-        key = match[1]
-        rows.append(row)
-    if rows:
-        yield key, rows
+    found = ((row, _KEY.fullmatch(name)) for row, name in enumerate(names) if not _META.match(name))
+    keys = ((match[1], row) for row, match in found if match is not None)
+    # Only neighbours belong together: the same key further on is another sample.
+    for key, rows in groupby(keys, itemgetter(0)):
+        yield key, [row for _, row in rows]
 
 
 def _label(image: _Image, member: str, field: str) -> str:
+    """The label in the member beside an image."""
     if image.text is None:
         raise DataError(
-            f"the sample of {image.url} has no {member}, only {', '.join(image.others)}; "
-            'say where the labels are: labels=".cls", ".json:field", "foldernames", ...',
+            f"there is no {member} beside {image.url}; say where the labels are: "
+            'labels=".cls", ".json:field", "foldernames", ...',
             "no member",
             url=image.url,
         )
-    if not field and not image.text.strip():
+    label: Any = image.text.strip()
+    if not field and not label:
         raise DataError(f"the {member} beside {image.url} is empty", "empty", url=image.url)
     if not field:
-        return image.text.strip()
+        return str(label)
     try:
-        label = json.loads(image.text)[field]
+        label = json.loads(label)[field]
+        # A bool is an int for Python, but nobody means a class "True".
+        if isinstance(label, bool) or not isinstance(label, (str, int)):
+            raise TypeError(f"a label must be a text or an integer, not {reprlib.repr(label)}")
+        return str(label)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"the .json beside {image.url} has no field {field!r} "
+            f"the .json beside {image.url} has no field {field!r} that is a label "
             f"({type(error).__name__}: {error})",
             "no field",
             url=image.url,
         ) from None
-    # A bool is an int for Python, but nobody means a class "True".
-    if isinstance(label, bool) or not isinstance(label, (str, int)):
-        raise DataError(
-            f"the .json beside {image.url} has {field}={reprlib.repr(label)}; a label must be a "
-            "text or an integer",
-            "label type",
-            url=image.url,
-        )
-    return str(label)
-
-
-def _manifest(
-    folder: Folder,
-    tars: Sequence[FileInfo],
-    images: Sequence[_Image],
-    labels: Sequence[str | None],
-    classes: tuple[str, ...],
-) -> Manifest[Members]:
-    kept = labelled(labels, folder.shown_url)
-    chosen = [images[place] for place in kept]
-    index_of: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
-    members = Members(
-        Files.of(folder, tars),
-        Texts.of(image.name for image in chosen),
-        np.array([image.tar for image in chosen], np.int32),
-        np.array([image.start for image in chosen], np.int64),
-        np.array([image.size for image in chosen], np.int64),
-    )
-    indices = np.array([index_of[labels[place]] for place in kept], np.int32)
-    return Manifest(members, np.arange(len(members)), indices, classes)

@@ -6,118 +6,139 @@ Never written beside the tars: only into the cache folder, keyed by URL, size an
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
-import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
-from gpupool.core.errors import DataError
+from gpupool.core.errors import DataError, SampleError
+from gpupool.core.terminal import without_controls
+from gpupool.data.cache.cache import Cached
 from gpupool.data.cache.cache_folder import cache_folder
-from gpupool.data.datastores.compact_arrays import Texts
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import reading_threads
 
-_FORMAT = 1  # of the files in the cache folder
 _AT_ONCE = 16  # tars
-_FIRST_BYTES = 1 << 16
-_MOST_BYTES = 1 << 22
-_SKIP_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_KEPT_GIB = 1  # of indices
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
 # Labels are kept in memory and in the index: a member this large is no label.
 _MAX_TEXT_BYTES = 1 << 24
 
 
+class Member(NamedTuple):
+    """A regular file in a tar: where its contents start, and how many bytes they are.
+
+    `text` is its contents where it ends in the suffix that was asked for.
+    """
+
+    name: str
+    start: int
+    size: int
+    text: str
+
+
 @dataclass(frozen=True)
-class TarIndex:
-    """The regular files in a tar, in its order: names, where their contents start, and sizes.
+class Tar:
+    """The members of a tar as a `Source`: `start` is where one begins in the tar."""
 
-    `texts` holds the contents of those that end in the suffix asked for, "" for the others.
+    source: Source
+    file: FileRef
+
+    @property
+    def shown_url(self) -> str:
+        """Where the tar lies, as it may be printed."""
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        """The URL of the tar, and the member's name behind it."""
+        # A name in a tar may hold anything, and the URL is printed.
+        return without_controls(f"{self.source.name(self.file.path)}/{path}")
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        """The contents of a member, by one range; raises SampleError, and as `Source.read`."""
+        name = self.name(file.path)
+        if not file.size:
+            raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+        data = self.source.read(self.file, start, file.size)
+        # A tar that was cut keeps its beginning: the range then comes back short, without an error.
+        if len(data) != file.size:
+            raise SampleError(
+                f"{name} has changed: the tar ends before it; make the datastore again",
+                name,
+                "changed",
+            )
+        return data
+
+
+def list_members(
+    source: Source, tars: Sequence[FileRef], suffix: str, on_progress: Callable[[int, int], None]
+) -> Iterator[list[Member]]:
+    """The members of each tar, in its order, many tars at once; those with a version come from the
+    cache folder if they were read before.
+
+    `suffix` of the members whose contents are kept too (".cls"; "" for none). Raises DataError for
+    a damaged tar, and what `Source.read` raises.
     """
-
-    names: Texts
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    texts: Texts
-
-
-def index_tars(
-    source: Source,
-    tars: Sequence[FileRef],
-    suffix: str,
-    on_progress: Callable[[int, int], None],
-) -> list[TarIndex]:
-    """The index of each tar, many at once; those with a version come from the cache folder if they
-    were read before.
-
-    `suffix` of the members whose contents are kept too (".cls"; "" for none). Warns if the cache
-    folder cannot be used, and continues without. Raises DataError for a damaged tar, and what
-    `Source.read` raises.
-    """
+    index: Source = _Index(source, suffix)
     try:
-        folder: Path | None = cache_folder("tars")
+        index = Cached(index, _KEPT_GIB, str(cache_folder("tars")))
+        index.open()
     except DataError as error:
-        folder = None
         warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=4)
-
-    def one(tar: FileRef) -> TarIndex:
-        if folder is None or tar.version == 0:  # without a version a change would not be seen
-            return read_index(source, tar, suffix)
-        path = folder / f"{_key(source, tar, suffix)}.npz"
-        index = _load(path)
-        if index is None:
-            index = read_index(source, tar, suffix)
-            _save(path, index)
-        return index
-
-    found = []
+        index = _Index(source, suffix)
     with reading_threads(_AT_ONCE, "gpupool-index") as pool:
-        for index in pool.map(one, tars):
-            found.append(index)
-            on_progress(len(found), len(tars))
-    return found
+        for done, packed in enumerate(pool.map(index.read, tars), start=1):
+            on_progress(done, len(tars))
+            yield [Member(*row) for row in json.loads(zlib.decompress(packed))]
 
 
-def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
-    """The index of one tar, from its headers. Raises DataError if it is damaged or compressed."""
-    name = source.name(tar.path)
-    names, starts, sizes, texts = [], [], [], []
+@dataclass(frozen=True)
+class _Index:
+    """A `Source` that gives the members of a tar in the place of the tar, for a cache to keep."""
+
+    source: Source
+    suffix: str
+
+    @property
+    def shown_url(self) -> str:
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        return f"{self.source.name(path)} {self.suffix}"
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        members = read_members(Tar(self.source, file), self.suffix)
+        return zlib.compress(json.dumps(members).encode(), 1)
+
+
+def read_members(tar: Tar, suffix: str) -> list[Member]:
+    """The members of one tar, by its headers. Raises DataError if it is damaged or compressed."""
+    name = tar.source.name(tar.file.path)
+    members = []
     try:
-        file = _Ranges(source, tar)
+        file = _Headers(_Ranges(tar), _RANGE_BYTES)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
-            for member in opened:
+            for found in opened:
                 # tarfile would go back to a header it has read, and so for ever
-                if member.size < 0 or opened.offset < member.offset_data:
-                    raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
-                if not member.isreg():
+                if found.size < 0 or opened.offset < found.offset_data:
+                    raise tarfile.ReadError(f"a negative size at byte {found.offset:,}")
+                if not found.isreg():
                     continue
                 # Its bytes in the tar are not its contents, so a range would be wrong.
-                if member.sparse is not None:
-                    raise DataError(
-                        f"{name} holds a sparse file, {member.name}; pack it again",
-                        "sparse",
-                        url=name,
-                    )
-                is_text = suffix and member.name.lower().endswith(suffix)
-                if is_text and member.size > _MAX_TEXT_BYTES:
-                    raise DataError(
-                        f"{name}: the label {member.name} has {member.size:,} bytes",
-                        "too large",
-                        url=name,
-                    )
-                names.append(member.name)
-                starts.append(member.offset_data)
-                sizes.append(member.size)
-                content = file.at(member.offset_data, member.size) if is_text else b""
-                texts.append(content.decode(errors="replace"))
+                if found.sparse is not None:
+                    raise tarfile.ReadError(f"{found.name} is a sparse file")
+                is_text = suffix and found.name.lower().endswith(suffix)
+                if is_text and found.size > _MAX_TEXT_BYTES:
+                    raise tarfile.ReadError(f"the label {found.name} has {found.size:,} bytes")
+                content = file.at(found.offset_data, found.size) if is_text else b""
+                text = content.decode(errors="replace")
+                members.append(Member(found.name, found.offset_data, found.size, text))
             # tarfile takes a header that is damaged or cut off for the end, without a word
             if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
@@ -125,31 +146,39 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
         raise
     except Exception as error:  # of hostile headers tarfile raises whatever they lead to
         # The text of a hostile file's error may be empty.
-        reason = str(error) or type(error).__name__
+        reason = without_controls(str(error)) or type(error).__name__
         raise DataError(
-            f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first",
+            f"{name} is damaged, or no tar file that can be read by parts ({reason}); pack it "
+            "again, without compression",
             "no tar",
             url=name,
         ) from None
-    return TarIndex(
-        Texts.of(names), np.array(starts, np.int64), np.array(sizes, np.int64), Texts.of(texts)
-    )
+    return members
+
+
+class _Headers(io.BufferedReader):
+    """A tar for tarfile: what lies between two headers comes with them, which is quicker than a
+    request for each header.
+    """
+
+    def read(self, size: int | None = -1) -> bytes:
+        """The bytes of a header, fewer only at the end."""
+        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
+        return super().read(size)
+
+    def at(self, position: int, wanted: int) -> bytes:
+        """The bytes from a position on, fewer only at the end."""
+        self.seek(position)
+        return super().read(wanted)
 
 
 class _Ranges(io.RawIOBase):
-    """A file on a store, for tarfile.
+    """A file on a store."""
 
-    Read on, the ranges grow to a few MiB, and what lies between two headers comes with them: that
-    is quicker than a request for each header. Over more than that it jumps.
-    """
-
-    def __init__(self, source: Source, file: FileRef) -> None:
-        self._source = source
-        self._file = file
+    def __init__(self, tar: Tar) -> None:
+        self._tar = tar
         self._position = 0
-        self._start = 0  # of what is in memory
-        self._data = b""
-        self._next_bytes = _FIRST_BYTES
 
     def readable(self) -> bool:
         return True
@@ -158,82 +187,13 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
-        self._position = base + offset
+        size = self._tar.file.size
+        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence, size) + offset
         return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        here = self._position - self._start
-        if not 0 <= here < len(self._data):
-            if self._position >= self._file.size:
-                return 0
-            self._load()
-            here = 0
-        part = self._data[here : here + len(buffer)]
-        buffer[: len(part)] = part
-        self._position += len(part)
-        return len(part)
-
-    def read(self, size: int | None = -1) -> bytes:
-        """All of `size` bytes of headers, as tarfile expects of a file, fewer only at the end."""
-        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
-        return self.at(self._position, size)
-
-    def at(self, position: int, wanted: int) -> bytes:
-        """The bytes from a position on, fewer only at the end."""
-        self.seek(position)
-        parts = []
-        while wanted > 0 and (part := super().read(wanted)):
-            parts.append(part)
-            wanted -= len(part)
-        return b"".join(parts)
-
-    def _load(self) -> None:
-        # A jump over a large member starts small again: what follows may be another large one.
-        gap = self._position - (self._start + len(self._data))
-        goes_on = 0 <= gap < _SKIP_BYTES
-        self._next_bytes = min(2 * self._next_bytes, _MOST_BYTES) if goes_on else _FIRST_BYTES
-        self._start = self._position
-        length = min(self._next_bytes, self._file.size - self._start)
-        self._data = self._source.read(self._file, self._start, length)
-
-
-def _key(source: Source, tar: FileRef, suffix: str) -> str:
-    # A changed tar has another version, so its old index is never read; nothing has to expire.
-    facts = (_FORMAT, source.name(tar.path), tar.size, tar.version, suffix)
-    return str(xxhash.xxh3_128_hexdigest(repr(facts).encode()))
-
-
-def _load(path: Path) -> TarIndex | None:
-    """The index in a file; None if there is none, or none that can be used."""
-    try:
-        # Without pickles: a file in the cache folder must not be able to run code.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return TarIndex(
-                Texts(arrays["names"].tobytes(), arrays["name_offsets"]),
-                arrays["starts"],
-                arrays["sizes"],
-                Texts(arrays["texts"].tobytes(), arrays["text_offsets"]),
-            )
-    except Exception:  # not there, or cut off by a crash of the machine: it is recreated
-        return None
-
-
-def _save(path: Path, index: TarIndex) -> None:
-    """Put the index there at once or not at all; a full disk leaves none."""
-    arrays: dict[str, Any] = {
-        "names": np.frombuffer(index.names.blob, np.uint8),
-        "name_offsets": index.names.offsets,
-        "starts": index.starts,
-        "sizes": index.sizes,
-        "texts": np.frombuffer(index.texts.blob, np.uint8),
-        "text_offsets": index.texts.offsets,
-    }
-    try:
-        # In the same folder, as `os.replace` is atomic within one file system only.
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(file.name, path)
-    except OSError as error:
-        warnings.warn(f"the index of a tar is not kept: {path}: {error.strerror}", stacklevel=2)
+        length = min(len(buffer), max(0, self._tar.file.size - self._position))
+        if length:
+            buffer[:length] = self._tar.source.read(self._tar.file, self._position, length)
+        self._position += length
+        return length

@@ -17,8 +17,8 @@ from gpupool.core.progress import OnProgress
 from gpupool.data.datastores import splits
 from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.images import IMAGE_EXTENSIONS
-from gpupool.data.datastores.manifest import Files, Manifest
 from gpupool.data.datastores.preview import Preview, make_preview
+from gpupool.data.datastores.table import Files
 from gpupool.data.reading.samples import Draw
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from gpupool.data.segmentation.pairs import FilePairs, Match, matched
@@ -80,9 +80,8 @@ class SegmentationDatastore(Datastore[FilePairs]):
             mask_folder.name,
         )
         pairs = FilePairs(Files.of(image_folder, images), Files.of(mask_folder, masks))
-        # A manifest has a label for each sample; here all have the one without a name.
-        rows, no_labels = np.arange(len(pairs)), np.zeros(len(pairs), np.int32)
-        super().__init__(Manifest(pairs, rows, no_labels, ("",)))
+        # Each sample has a label; here all have the one without a name.
+        super().__init__(pairs, np.zeros(len(pairs), np.int32), ("",))
 
     @property
     def classes(self) -> list[str]:
@@ -92,8 +91,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
     @property
     def mask_paths(self) -> list[str]:
         """The URL of each mask."""
-        masks = self._manifest.items.masks
-        return [masks.url(row) for row in self._manifest.rows.tolist()]
+        return [self.items.masks.url(row) for row in range(len(self))]
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes)} classes, " if self.classes else ""
@@ -106,7 +104,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
         """
         from gpupool.data.reading.decode import decode
 
-        masks, row = self._manifest.items.masks, self._row(index)
+        masks, row = self.items.masks, self._row(index)
         image = decode(fetched[0], self.name(index))
         mask = decode_mask(fetched[1], masks.url(row), self._mask_classes)
         if image.shape[1:] != mask.shape:
@@ -176,8 +174,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
         """
         from gpupool.data.segmentation.pixel_counts import count_pixels
 
-        items, rows = self._manifest.items, self._manifest.rows
-        counts = count_pixels(items.masks.take(rows), self._mask_classes, on_progress)
+        counts = count_pixels(self.items.masks, self._mask_classes, on_progress)
         names = self.classes or [str(index) for index in range(len(counts))]
         # Classes that no pixel has are counted too, as 0.
         counts = np.append(counts, np.zeros(max(0, len(names) - len(counts)), np.int64))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import DataError, OptionsError
-from gpupool.data.datastores.manifest import Files
+from gpupool.data.datastores.table import Files
 from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.interface import FileInfo, Source
 
@@ -19,7 +19,7 @@ Match = str | Callable[[str], str]
 
 @dataclass(frozen=True, eq=False)
 class FilePairs:
-    """`Items` of a manifest: item i is file i of `images` with file i of `masks`."""
+    """`Items` of a datastore: item i is file i of `images` with file i of `masks`."""
 
     images: Files
     masks: Files

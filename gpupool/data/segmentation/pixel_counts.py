@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.progress import OnProgress, progress_to
-from gpupool.data.datastores.manifest import Files
+from gpupool.data.datastores.table import Files
 from gpupool.data.reading.samples import Draw, read_samples
 from gpupool.data.segmentation.masks import NO_CLASS, NUM_IDS, MaskClasses, decode_mask
 

@@ -1,0 +1,135 @@
+"""Nothing is left out and no label is guessed in silence, whatever lies in a folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from gpupool.core.errors import DataError, MissingSampleError
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.stores.folder import Folder
+from tests.data.pictures import image_file
+from tests.support.raising import raises
+
+
+def put(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(image_file())
+    return root
+
+
+def told(root: Path, **options: Any) -> tuple[ImageDatastore, str]:
+    """The datastore of a folder, and what is said when it is made: one warning, or none."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ds = ImageDatastore(str(root), **options)
+    assert [warning.filename for warning in found] in ([], [__file__])
+    return ds, "".join(str(warning.message) for warning in found)
+
+
+def test_links_to_folders_are_entered_and_circles_end(tmp_path: Path) -> None:
+    put(tmp_path, "store/b/1.png", "store/b/deep/2.png", "mine/a/1.png")
+    mine = tmp_path / "mine"
+    for name, target in {
+        "b": tmp_path / "store" / "b",
+        "a/deep": tmp_path / "store" / "b" / "deep",
+        "a/back": mine,
+        "a/itself": mine / "a",
+        "a/3.png": mine / "a" / "1.png",
+    }.items():
+        (mine / name).symlink_to(target)
+    ds = ImageDatastore(str(mine), labels=lambda url: url[len(f"{mine}/") :].split("/")[0])
+    assert ds.count_each_label() == {"a": 3, "b": 2}
+    (tmp_path / "root").symlink_to(mine)
+    assert len(ImageDatastore(str(tmp_path / "root"), labels=None)) == 5
+    assert len(ImageDatastore(f"file://{mine}", labels=None)) == 5
+
+
+def test_what_can_be_neither_read_nor_entered_is_named(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.png")
+    gone = tmp_path / "a" / "2.png"
+    gone.symlink_to(tmp_path / "nowhere.png")
+    ds = ImageDatastore(str(tmp_path))
+    with raises(MissingSampleError, str(gone), reason="missing"):
+        ds[1]
+    for make in (
+        lambda place: place.symlink_to(tmp_path / "nowhere"),
+        lambda place: place.symlink_to(place),
+        os.mkfifo,
+    ):
+        place = tmp_path / "a" / "odd"
+        make(place)
+        with raises(DataError, kind="unreadable", url=str(place)):
+            Folder(str(tmp_path)).list_files()
+        place.unlink()
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_names_with_backslashes_say_no_class(tmp_path: Path, where: str) -> None:
+    root = str(tmp_path)
+    names = ["set\\a\\1.png", "set\\b\\1.png"]
+    if where == "memory":
+        root = "memory://backslashes/t"
+        fsspec.filesystem("memory").pipe({f"/backslashes/t/{name}": b"x" for name in names})
+    else:
+        put(tmp_path, *names)
+    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="backslashes"):
+        ImageDatastore(root)
+    ds = ImageDatastore(root, labels=lambda url: url.split("\\")[-2])
+    assert ds.classes == ["a", "b"]
+
+
+CLEAR = [
+    ("a/1.png", "b/1.png"),
+    ("train/cat/1.png", "train/dog/1.png"),
+    ("1.png", "2.png"),
+]
+UNCLEAR = {
+    "the same name below several folders": ("a/day1/1.png", "a/day2/1.png", "b/day1/1.png"),
+    "names of their own below several": ("a/day1/1.png", "b/day2/1.png"),
+    "two parts of a data set": ("train/cat/1.png", "validation/cat/1.png"),
+    "a picture at the top": ("a/1.png", "b/1.png", "cover.png"),
+    "pictures beside a folder of pictures": ("a/1.png", "a/more/2.png", "b/1.png"),
+}
+
+
+@pytest.mark.parametrize("names", CLEAR)
+def test_folders_with_one_reading_need_no_word(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert told(put(tmp_path, *names))[1] == ""
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_folders_with_two_readings_are_told(tmp_path: Path, case: str) -> None:
+    ds, said = told(put(tmp_path, *UNCLEAR[case]))
+    assert "labels=" in said
+    assert sum(path in said for path in ds.paths) == 2
+    assert told(tmp_path, classes=ds.classes)[1] == ""
+    assert told(tmp_path, labels=lambda url: "any")[1] == ""
+
+
+def test_an_image_at_the_top_is_named(tmp_path: Path) -> None:
+    ds, said = told(put(tmp_path, "a/1.png", "cover.png"))
+    assert ds.classes == sorted(["a", tmp_path.name])
+    assert f"{tmp_path}/cover.png" in said
+
+
+def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+    put(tmp_path, "a/1.png", "a/2.BMP", "b/1.png", "b/2.jfif", "b/3.bmp", "b/notes.txt")
+    ds, said = told(tmp_path)
+    assert len(ds) == 2
+    for word in ("3 ", ".bmp 2", ".jfif 1", "extensions="):
+        assert word in said
+    assert "txt" not in said
+    chosen, said = told(tmp_path, extensions=(".png", ".bmp", ".jfif"))
+    assert (len(chosen), said) == (5, "")
+
+
+def test_a_class_needs_a_name(tmp_path: Path) -> None:
+    with raises(DataError, kind="class name"):
+        ImageDatastore(str(put(tmp_path, "a/1.png")), labels=lambda url: "")
