@@ -31,7 +31,7 @@ from gpupool.core.wire.requests import (
     Where,
 )
 from gpupool.data.stores import retry, waiting
-from gpupool.data.stores.fsspec_store import refresh_filesystems
+from gpupool.data.stores.s3 import refresh_filesystems
 from gpupool.engine import calls
 from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives

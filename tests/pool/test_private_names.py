@@ -155,7 +155,7 @@ def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: 
 
 
 def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Path) -> None:
-    """`_expiry_time`, in data/stores/s3_keys.py and pool/environment/credentials.py."""
+    """`_expiry_time`, in data/stores/s3.py and pool/environment/credentials.py."""
     os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
     session = Session()
     found = [create_credential_resolver(session).load_credentials() for _ in range(2)]

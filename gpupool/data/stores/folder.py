@@ -1,4 +1,4 @@
-"""A folder of files at one URL, in any store. Runs anywhere.
+"""A folder of files at one URL, in any store, through fsspec. Runs anywhere.
 
     folder = Folder("s3://photos/train")
     for file in folder.list_files().files:
@@ -9,20 +9,27 @@ A `Folder` reads from the store; `Cached` (cache.py) is a source that reads thro
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from fsspec.implementations.local import LocalFileSystem
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
-from gpupool.data.stores import store_errors
-from gpupool.data.stores.interface import Content, FileRef, Listing, OnProgress, Store, version_of
-from gpupool.data.stores.retry import GaveUpError, Tries, counts
+from gpupool.data.stores import faults, s3
+from gpupool.data.stores.interface import Content, FileInfo, FileRef, Listing, version_of
+from gpupool.data.stores.local import list_local
+from gpupool.data.stores.retry import counts
+from gpupool.data.stores.waiting import interruptible
 
 T = TypeVar("T")
+# An ordinary bucket: no access point, no directory bucket, whose addresses follow other rules.
+_PLAIN_S3 = re.compile(r"s3a?://[A-Za-z0-9][\w.-]+(?<!--x-s3)(/[^/?#][^?#]*)?")
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,13 @@ class Folder:
     """A folder at any fsspec URL: s3://, gs://, file paths, memory:// ... A `Source`.
 
     It is the URL and the options; connections are made when they are needed, renewed when AWS_*
-    variables change, and not pickled. What may pass is tried again, under a budget, and counted
-    in `retry.counts`.
+    variables change, and not pickled. What may pass is tried again for some time, and counted in
+    `retry.counts`.
     """
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+    _counts_tries = True  # so neither s3fs nor botocore tries again behind our back
 
     def __post_init__(self) -> None:
         url = os.fspath(self.url)
@@ -53,9 +61,6 @@ class Folder:
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self.url, "storage_options": self.storage_options}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @property
     def shown_url(self) -> str:
         """The URL as it may be printed: without the password or signature it may hold."""
@@ -63,19 +68,29 @@ class Folder:
 
     def name(self, path: str) -> str:
         """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
-        return store_errors.shown_name(self.url, path)
+        return faults.shown_name(self.url, path)
 
-    def list_files(self, on_progress: OnProgress = lambda _: None) -> Listing:
+    def list_files(self, on_progress: Callable[[int], object] = lambda _: None) -> Listing:
         """All files below this folder, at any depth.
 
-        `on_progress` is called now and then, in this thread, with how many there are so far.
+        `on_progress` is called now and then, in any thread, with how many there are so far.
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
         """
-        found = self._ask("", lambda store: store.list_files(on_progress))
+
+        def quick(store: Any, prefix: str) -> Listing | None:
+            files, folders = s3.find(store, prefix, on_progress)
+            return _listing(files, folders) if files else None
+
+        def list_all(filesystem: Any, root: str) -> Listing:
+            filesystem.invalidate_cache()
+            if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
+                return list_local(root, on_progress)
+            return self._list_all(filesystem, root)
+
+        found = self.do(list_all, "", "listing", quick)
         if not found.files:
-            raise DataNotFoundError(
-                store_errors.nothing_at(self.shown_url), "missing", url=self.shown_url
-            )
+            name = self.shown_url
+            raise DataNotFoundError(faults.nothing_at(name), "missing", url=name)
         note_use(self.url)
         return found
 
@@ -91,28 +106,109 @@ class Folder:
         if length == 0:
             return b""
         path = file.path
-        content = self._ask(path, lambda store: store.get(path, start, length))
+        content = self.do(
+            lambda filesystem, root: _get(filesystem, f"{root}/{path}", start, length),
+            path,
+            "reading",
+            lambda store, prefix: s3.get(store, prefix + path, start, length),
+        )
         counts.add(reads=1, bytes=len(content.data))
         self._check(file, content, start, length)
         return content.data
 
-    def _ask(self, path: str, operation: Callable[[Store], T]) -> T:
-        """What the store gives, or the one sentence on what it raises."""
-        store: Store | None = None
-        tries: Tries | None = None
+    def do(
+        self,
+        operation: Callable[[Any, str], T],
+        path: str = "",
+        doing: str = "reading",
+        quick: Callable[[Any, str], T | None] | None = None,
+    ) -> T:
+        """What `operation` gives of a file system and the path of this folder there.
+
+        What may pass is tried again; an interrupt ends it at once. `quick` does the same with
+        obstore and a prefix: where it raises, or gives None, `operation` is asked.
+
+        Raises DataError: one sentence, with `path` the file and `doing` what has failed.
+        """
+
+        def once() -> T:
+            try:
+                store, prefix = self._store() if quick is not None else (None, "")
+                if quick is not None and store is not None:
+                    answer = quick(store, prefix)
+                    if answer is not None:
+                        return answer
+            except Exception as error:
+                found = faults.trouble(error)
+                if found.kind == "busy":
+                    raise  # the store has said so itself
+                if type(error).__name__ == "GenericError" and not found.what:  # of the network
+                    is_silence = re.search("kind: timeout|timedout", str(error).lower())
+                    what = "no answer" if is_silence else "connection broken"
+                    counts.add(retries=1, reason=what)
+            return self._call(operation)
+
+        return interruptible(
+            lambda: faults.persisted(once, self.url, self.storage_options, path, doing)
+        )
+
+    def _store(self) -> tuple[Any, str]:
+        """obstore's store, or None, and the prefix of this folder in it."""
+        made_from, store, prefix = self.__dict__.get("_opened", (None, None, ""))
+        if made_from != s3.state():
+            made_from, store, prefix = s3.state(), None, ""
+            if _PLAIN_S3.fullmatch(self.url):
+                s3.refresh_if_changed()
+                made_from = s3.state()
+                filesystem, root = self._open()
+                bucket, _, path = root.partition("/")
+                store, prefix = s3.store(filesystem, bucket), f"{path}/" if path else ""
+            self.__dict__["_opened"] = made_from, store, prefix  # frozen is what it is
+        return store, prefix
+
+    def _call(self, operation: Callable[[Any, str], T]) -> T:
+        """The operation; with new credentials once more, should the store refuse those in use."""
+        if "s3://" in self.url or "s3a://" in self.url:
+            s3.refresh_if_changed()
+        seen = s3.generation
         try:
-            store = self._store()
-            return operation(store)
-        except DataError:
-            raise  # says it already
-        except GaveUpError as gave_up:
-            fault, tries = gave_up.error, gave_up.tries
-        except Exception as error:  # file systems raise whatever they like
-            fault = error
-        ends = store.expires_at if store is not None else None
-        raise store_errors.store_error(
-            fault, self.url, self.storage_options, path, tries=tries, expires_at=ends
-        ) from None
+            return operation(*self._open())
+        except Exception as error:
+            if not faults.trouble(error).is_refusal:
+                raise
+            s3.refresh_filesystems(seen)
+        return operation(*self._open())
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system, which fsspec's own cache holds, and the path of this folder in it."""
+        import fsspec
+
+        options = dict(self.storage_options)
+        counts_tries = self._counts_tries and self.url.startswith(("s3://", "s3a://"))
+        if counts_tries:
+            config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
+            options["config_kwargs"] = config | dict(options.get("config_kwargs") or {})
+        filesystem, root = fsspec.core.url_to_fs(self.url, **options)
+        if counts_tries:
+            filesystem.retries = 1
+        return filesystem, root.rstrip("/")
+
+    def _list_all(self, filesystem: Any, root: str) -> Listing:
+        found = filesystem.find(root, withdirs=True, detail=True)
+        files, folders = [], []
+        for full, info in found.items():
+            path = full[len(root) :].strip("/")
+            # An object whose key ends in "/" is how S3 consoles make an empty folder.
+            is_folder = info.get("type") == "directory" or full.endswith("/")
+            if path and is_folder:
+                folders.append(path.split("/")[0])
+            elif path:
+                etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
+                files.append(FileInfo(path, int(info.get("size") or 0), etag))
+            elif not is_folder and len(found) == 1:  # http has the page itself in it
+                what = f"{self.shown_url} is a file; give the folder that holds it"
+                raise DataError(what, "file", url=self.shown_url)
+        return _listing(files, folders)
 
     def _check(self, file: FileRef, content: Content, start: int, length: int | None) -> None:
         """Raise SampleError if the file is empty, or another one than was listed.
@@ -120,39 +216,44 @@ class Folder:
         Where its size is known, `length` is within it.
         """
         data, size, etag = content
+        expected = file.size if length is None else length
+        how = ""
         if size == 0 or (size is None and not data and not start):
             name = self.name(file.path)
             raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
-        expected = file.size if length is None else length
         if file.size and size is not None and size != file.size:
-            raise self._changed(file, f"{file.size:,} bytes then, {size:,} now")
-        if file.size and len(data) != expected:
-            raise self._changed(file, f"not of {file.size:,} bytes any more")
-        if file.version and etag and version_of(etag) != file.version:
-            raise self._changed(file, f"its ETag is {etag} now")
-
-    def _changed(self, file: FileRef, how: str) -> SampleError:
-        return store_errors.changed(self.name(file.path), how)
-
-    def _store(self) -> Store:
-        store: Store | None = self.__dict__.get("_opened")
-        if store is None:
-            store = _open(self.url, self.storage_options)
-            self.__dict__["_opened"] = store  # frozen in what it is, not in what it keeps
-        return store
+            how = f"{file.size:,} bytes then, {size:,} now"
+        elif file.size and len(data) != expected:
+            how = f"not of {file.size:,} bytes any more"
+        elif file.version and etag and version_of(etag) != file.version:
+            how = f"its ETag is {etag} now"
+        if how:
+            raise faults.changed(self.name(file.path), how)
 
 
-def _open(url: str, storage_options: Mapping[str, Any]) -> Store:
-    from gpupool.data.stores import (
-        fsspec_store,
-        objects,
-        s3,  # and with them fsspec
-    )
-    from gpupool.data.stores.s3_options import split_url
+def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
+    options = {}
+    if "max_concurrency" in inspect.signature(filesystem.cat_file).parameters:
+        options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
+    if length is None:
+        data = filesystem.cat_file(full, **options)
+        return Content(data[start:], len(data), "")
+    data = filesystem.cat_file(full, start=start, end=start + length, **options)
+    if len(data) > length:
+        data = data[start : start + length]  # some HTTP servers know no ranges
+    return Content(data, None, "")
 
-    place, options = split_url(url), s3.plain_options(storage_options)
-    if place is None or options is None:
-        return fsspec_store.Files(url, storage_options)
-    name, prefix = place
-    others = fsspec_store.Files(url, storage_options)
-    return objects.Objects(s3.bucket(name, options), prefix, others)
+
+def _listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
+    """A listing of what was found, at any depth, with the hidden left out.
+
+    `folders` are sub-folders that may hold no file; the others follow from the files.
+    """
+    seen = [file for file in files if not _is_hidden(file.path)]
+    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
+    names |= {name for name in folders if not _is_hidden(name)}
+    return Listing(sorted(seen), sorted(names))
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path

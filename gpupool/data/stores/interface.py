@@ -1,13 +1,10 @@
-"""What lies between stores and what reads them: files, their contents, sources. Runs anywhere."""
+"""What lies between stores and what reads them: files, listings, sources. Runs anywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import xxhash
-
-OnProgress = Callable[[int], object]  # gets the number of files found so far
 
 
 def version_of(etag: str) -> int:
@@ -81,32 +78,3 @@ class Source(Protocol):
         Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
         DataError when the store keeps failing.
         """
-
-
-class Store(Protocol):
-    """One kind of store; raises whatever its library raises, GaveUpError after many tries."""
-
-    @property
-    def expires_at(self) -> float | None:
-        """When the credentials in use end, in seconds since 1970, if that is known."""
-
-    def get(self, path: str, start: int, length: int | None) -> Content:
-        """The bytes of a file from `start`, `length` of them or all."""
-
-    def list_files(self, on_progress: OnProgress) -> Listing:
-        """All files at any depth; none is no error."""
-
-
-def listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
-    """A listing of what was found, at any depth, with the hidden left out.
-
-    `folders` are sub-folders that may hold no file; the others follow from the files.
-    """
-    seen = [file for file in files if not _is_hidden(file.path)]
-    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
-    names |= {name for name in folders if not _is_hidden(name)}
-    return Listing(sorted(seen), sorted(names))
-
-
-def _is_hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path

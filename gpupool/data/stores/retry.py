@@ -1,4 +1,4 @@
-"""Tries again what a store has failed at, under a budget, and counts it. Runs anywhere; no torch.
+"""Tries again what a store has failed at, says so if it lasts, and counts it. Runs anywhere.
 
 counts.add(reads=1, bytes=60_000)         # in any thread
 before = counts.snapshot()
@@ -13,13 +13,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from gpupool.core.progress import Progress
 
-T = TypeVar("T")
 _TOLD_AFTER_S = 2.0
+_LONGEST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,7 @@ class Counter:
     """Adds up `Counts`; any thread may call it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._total = dict.fromkeys((field.name for field in fields(Counts)[:-1]), 0)
-        self._last_reason = ""
-        # a child that is forked while another thread adds must not find it locked for ever
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._total = Counts()
 
     def add(
         self,
@@ -68,99 +63,42 @@ class Counter:
         reason: str = "",
     ) -> None:
         """Add to the counts; `reason` says why something was tried again."""
-        with self._lock:
-            total = self._total
-            total["reads"] += reads
-            total["bytes"] += bytes
-            total["retries"] += retries
-            total["cached_reads"] += cached_reads
-            if reason:
-                self._last_reason = reason
+        with _lock:
+            old = self._total
+            self._total = Counts(
+                old.reads + reads,
+                old.bytes + bytes,
+                old.retries + retries,
+                old.cached_reads + cached_reads,
+                reason or old.last_reason,
+            )
 
     def snapshot(self) -> Counts:
         """The counts since this process began."""
-        with self._lock:
-            return Counts(**self._total, last_reason=self._last_reason)
-
-    def _renew_lock(self) -> None:
-        self._lock = threading.Lock()
-
-
-counts = Counter()
-_chance = random.SystemRandom().random  # others seed Python's own, alike on all ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How long to continue: no try begins `seconds` after the first; at most `tries` (None: any).
-
-    The waits between them double from `first_wait_s` to `longest_wait_s`.
-    """
-
-    tries: int | None = None
-    seconds: float = 60.0
-    first_wait_s: float = 0.1
-    longest_wait_s: float = 5.0
-
-    def wait_s(self, failed: int, passed_s: float, chance: float) -> float | None:
-        """How long to wait after so many failed tries and seconds; None: give up.
-
-        `chance` in 0..1 spreads the waits of many threads from half to the whole of it.
-        """
-        wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 30))
-        wait *= (1 + chance) / 2
-        is_last = self.tries is not None and failed >= self.tries
-        return None if is_last or passed_s + wait > self.seconds else wait
-
-    def within(self, tries: int) -> Budget:
-        """The same with so many tries at most."""
-        return replace(self, tries=tries)
-
-
-class _Notices:
-    """Reports what is tried again for long, "reading (no connection)": one line for all threads."""
-
-    def __init__(self) -> None:
-        self._forget()
-        os.register_at_fork(after_in_child=self._forget)  # the threads are the parent's
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._tries: set[Tries] = set()
-        self._line: Progress | None = None
-
-    def begin(self, tries: Tries, what: str) -> None:
-        """It has failed for a while, for the reason in `what`; report it until `end`."""
-        with self._lock:
-            left = self._line if all(one.is_over() for one in self._tries) else None
-            if left is not None:  # of a training that is over
-                left.close()
-                self._line = None
-            self._tries.add(tries)
-            if self._line is None:
-                self._line = Progress(what, elapsed_s=tries.passed_s, on_any_rank=True)
-                self._line.start()
-
-    def end(self, tries: Tries) -> None:
-        """It has come to an end, well or not."""
-        with self._lock:
-            self._tries.discard(tries)
-            line = self._line if not self._tries else None
-            if line is not None:
-                self._line = None
-        if line is not None:
-            line.close()
-
-
-_notices = _Notices()
-_under_way: set[Tries] = set()
+        return self._total
 
 
 class _Thread(threading.local):
     is_over: Callable[[], bool] = staticmethod(lambda: False)
 
 
+_lock = threading.Lock()
+_line_lock = threading.Lock()
 _thread = _Thread()
+counts = Counter()
+_under_way: set[Tries] = set()
+_line: Progress | None = None  # says what is tried again: one for all threads
+_chance = random.SystemRandom().random  # others seed Python's own, alike on all ranks
+
+
+def _forget() -> None:
+    """The threads are the parent's, which may have taken the locks."""
+    global _lock, _line_lock, _line
+    _lock, _line_lock, _line = threading.Lock(), threading.Lock(), None
+    _under_way.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def try_until(is_over: Callable[[], bool]) -> None:
@@ -175,80 +113,69 @@ def oldest() -> Tries | None:
 
 
 class Tries:
-    """The tries of one operation, in one thread; `doing` says what it does, in words."""
+    """The tries of one operation, in one thread; `doing` says what it does, in words.
 
-    def __init__(
-        self,
-        doing: str = "reading",
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._doing, self._clock, self._sleep = doing, clock, sleep
-        self._began = clock()
-        self._is_told = False
+    What lasts is shown from within a `with` of it: "reading is tried again (503 SlowDown)".
+    """
+
+    def __init__(self, doing: str) -> None:
         self.is_over = _thread.is_over
         self.failed = 0
         self.reason = "no answer"
         """Why the last one failed; that nothing came, of the first."""
+        self._doing = doing
+        self._is_told = False
+        self._began = time.monotonic()
 
     @property
     def passed_s(self) -> float:
         """How long it has lasted."""
-        return self._clock() - self._began
+        return time.monotonic() - self._began
 
-    def again(self, reason: str, budget: Budget) -> bool:
-        """After a try that failed for `reason`: wait and say True, or False to give up."""
+    def __enter__(self) -> Tries:
+        _under_way.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _under_way.discard(self)
+        if self._is_told:
+            _show_line()
+
+    def again(self, reason: str, seconds: float) -> bool:
+        """After a try that failed for `reason`: wait and say True, or False to give up.
+
+        No try begins later than `seconds` after the first; AWS_MAX_ATTEMPTS bounds their number.
+        """
         self.failed += 1
         self.reason = reason
-        wait = budget.wait_s(self.failed, self.passed_s, _chance())
-        if wait is None or self.is_over():
+        # the waits of many threads are spread from half to the whole of it
+        wait_s = min(_LONGEST_WAIT_S, 0.1 * 2.0 ** min(self.failed - 1, 10)) * (1 + _chance()) / 2
+        most = os.environ.get("AWS_MAX_ATTEMPTS", "")
+        is_last = most.isdecimal() and self.failed >= int(most)
+        if is_last or self.passed_s + wait_s > seconds or self.is_over():
             return False
         counts.add(retries=1, reason=reason)
         if self.passed_s > _TOLD_AFTER_S and not self._is_told:
             self._is_told = True
-            _notices.begin(self, f"{self._doing} is tried again ({reason})")
-        self._sleep(wait)
+            _show_line(self)
+        time.sleep(wait_s)
         return not self.is_over()
 
-    def end(self) -> None:
-        """There will be no other one."""
-        if self._is_told:
-            _notices.end(self)
+    def begin_line(self) -> Progress:
+        """What shows it."""
+        what = f"{self._doing} is tried again ({self.reason})"
+        line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
+        line.start()
+        return line
 
 
-class GaveUpError(Exception):
-    """A fault that might have passed has not: `error` is the last one, `tries` what was done."""
-
-    def __init__(self, error: Exception, tries: Tries) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.tries = tries
-
-
-def persist(
-    operation: Callable[[], T],
-    passes: Callable[[Exception], tuple[str, Budget] | None],
-    doing: str = "reading",
-) -> T:
-    """What `operation` gives, tried again while `passes` says of its error that this may help.
-
-    `passes` gives the reason in a few words and the budget, or None: then the error is raised.
-    What lasts is reported, with `doing`: "reading is tried again (503 SlowDown)". Raises
-    GaveUpError at the end of the budget.
-    """
-    tries = Tries(doing)
-    _under_way.add(tries)
-    try:
-        while True:
-            try:
-                return operation()
-            except Exception as error:
-                passing = passes(error)
-                if passing is None:
-                    raise
-                if not tries.again(*passing):
-                    raise GaveUpError(error, tries) from None
-    finally:
-        _under_way.discard(tries)
-        tries.end()
+def _show_line(new: Tries | None = None) -> None:
+    """Begin the line, unless there is one; end it where nothing is tried for long any more."""
+    global _line
+    with _line_lock:
+        if any(tries._is_told and not tries.is_over() for tries in list(_under_way)):
+            if _line is None and new is not None:
+                _line = new.begin_line()
+        elif _line is not None:
+            _line.close()
+            _line = None

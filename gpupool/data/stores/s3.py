@@ -1,271 +1,293 @@
-"""Buckets through obstore, with the keys, endpoint and region that botocore finds. Runs anywhere.
+"""`get` and `find` by obstore, with the settings and keys of an s3fs. Runs anywhere; no torch.
 
-obstore costs a tenth of the CPU time of s3fs. It knows neither profiles nor what a user changes
-later, so botocore is asked for the settings, and asked again when they change.
+It costs a tenth of the CPU time of s3fs. What it cannot do raises, or has no store: s3fs is the
+meaning, and its error the one that is told.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import sys
 import threading
-import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import UTC, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeVar
 
-from gpupool.core.errors import DataError
-from gpupool.data.stores.s3_keys import Keys
-from gpupool.data.stores.s3_options import S3Options, read_options
+from gpupool.data.stores import faults
+from gpupool.data.stores.interface import Content, FileInfo
+from gpupool.data.stores.retry import counts
 
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, S3CredentialProvider
-
-# Changing one of them changes what a bucket's connection would be.
-_VARIABLES = (
-    b"AWS_ACCESS_KEY_ID",
-    b"AWS_SECRET_ACCESS_KEY",
-    b"AWS_SESSION_TOKEN",
-    b"AWS_CREDENTIAL_EXPIRATION",
-    b"AWS_PROFILE",
-    b"AWS_DEFAULT_PROFILE",
-    b"AWS_ENDPOINT_URL",
-    b"AWS_ENDPOINT_URL_S3",
-    b"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
-    b"AWS_DEFAULT_REGION",
-    b"AWS_REGION",
-    b"AWS_CONFIG_FILE",
-    b"AWS_SHARED_CREDENTIALS_FILE",
-    b"AWS_ROLE_ARN",
-    b"AWS_WEB_IDENTITY_TOKEN_FILE",
-    b"AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    b"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    b"AWS_CONTAINER_AUTHORIZATION_TOKEN",
-    b"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-    b"AWS_CA_BUNDLE",
+T = TypeVar("T")
+Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
+# Changing one of them changes which keys and which server s3fs would find.
+_VARIABLES = re.findall(
+    rb"\w+",
+    b"AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_CREDENTIAL_EXPIRATION "
+    b"AWS_PROFILE AWS_DEFAULT_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_DEFAULT_REGION "
+    b"AWS_REGION AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE AWS_ROLE_ARN AWS_CA_BUNDLE "
+    b"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS AWS_WEB_IDENTITY_TOKEN_FILE "
+    b"AWS_CONTAINER_CREDENTIALS_FULL_URI AWS_CONTAINER_CREDENTIALS_RELATIVE_URI "
+    b"AWS_CONTAINER_AUTHORIZATION_TOKEN AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 )
-_CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 15.0  # without a single byte
-_FORKED = (
-    "obstore, which reads S3, was used before this process was forked and would hang here; "
-    'use DataLoader(..., multiprocessing_context="forkserver") or num_workers=0'
+# Options of s3fs that obstore has too; with any other one s3fs reads alone.
+_OPTIONS = re.compile(
+    "anon|key|secret|token|profile|endpoint_url|requester_pays|client_kwargs|config_kwargs|"
+    "use_listings_cache|region_name|verify|retries|max_pool_connections|(connect|read)_timeout"
 )
+_AWS = re.compile(r"https://s3\.([a-z0-9-]+\.)?amazonaws\.com(\.cn)?$")
 _WHOLE_TIMEOUT = timedelta(hours=1)  # obstore's own default of 30 s would cut large files
+_RECONNECT_S = 10.0  # finding credentials may ask the machine's metadata service
+_AT_ONCE = 16
+_PAGE = 1000
+
+_lock = threading.Lock()
+_stores: dict[tuple[Any, str], Any] = {}
+_used_by: int | None = None  # the process whose threads obstore has: in a forked one it would hang
+generation = 0
+_environment: tuple[bytes | None, ...] | None = None  # what the file systems were last made from
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Where a bucket is and how it is spoken to; no credentials."""
-
-    endpoint: str
-    region: str
-    virtual: bool  # whether the bucket's name is part of the host's
-    ca_file: str | None = None
-    verify: bool = True
+def _renew_lock() -> None:
+    """A forked child must not wait for a thread that only its parent has."""
+    global _lock
+    _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
-class Connection:
-    """An obstore store, the keys it signs with (None: it does not), and what it was made from."""
-
-    store: Any = field(repr=False)
-    keys: Keys | None
-    settings: Settings
-    made_from: tuple[object, ...] = field(repr=False)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
-class Bucket:
-    """One bucket with the settings of the moment; any thread may call it."""
-
-    def __init__(self, name: str, options: S3Options) -> None:
-        self.name = name
-        self.options = options
-        self._region: str | None = None  # where the store said that it is
-        self._lock = threading.Lock()
-        self._live: Connection | None = None
-
-    @property
-    def expires_at(self) -> float | None:
-        """When the keys in use end, in seconds since 1970, if that is known."""
-        live = self._live
-        return live.keys.expires_at if live is not None and live.keys is not None else None
-
-    @property
-    def address(self) -> str:
-        """Where it was last asked: its endpoint; "" before."""
-        live = self._live
-        return live.settings.endpoint if live is not None else ""
-
-    def connection(self) -> Connection:
-        """The connection, recreated where AWS_* variables have changed. Asks no store.
-
-        Raises what botocore raises without credentials, DataError in a forked process.
-        """
-        check_process()
-        live = self._live
-        if live is None or live.made_from != _state():
-            live = self.renew(live)
-        return live
-
-    def renew(self, refused: Connection | None, region: str | None = None) -> Connection:
-        """Another connection than `refused`, with what the credential chain gives now."""
-        with self._lock:
-            live = self._live
-            if live is None or live is refused or live.made_from != _state():
-                self._region = region or self._region
-                live = self._connect()
-                if live.keys is not None:
-                    live.keys()  # what is wrong with them shows here, not in obstore
-                self._live = live
-        return live
-
-    def _connect(self) -> Connection:
-        from botocore.session import Session
-
-        made_from = _state()
-        options = self.options
-        session = Session(profile=options.profile)
-        settings = resolve(session, self.name, options, self._region)
-        keys = None if options.anonymous else Keys(lambda: _credentials(session, options))
-        return Connection(_store(self.name, settings, keys, options), keys, settings, made_from)
+def state() -> tuple[object, ...]:
+    """What a store is made from. 1 microsecond: to ask `os.environ` for each would take 20."""
+    return generation, os.getpid(), _variables()
 
 
-_buckets: weakref.WeakValueDictionary[tuple[str, S3Options], Bucket] = weakref.WeakValueDictionary()
-_buckets_lock = threading.Lock()
-_generation = 0
-_used_by: int | None = None  # the process whose threads obstore's runtime has
-
-
-def bucket(name: str, options: S3Options) -> Bucket:
-    """The bucket of this name; the same one, with its connections, for the same options."""
-    with _buckets_lock:
-        found = _buckets.get((name, options))
-        if found is None:
-            found = _buckets[name, options] = Bucket(name, options)
-        return found
-
-
-def plain_options(options: Mapping[str, Any]) -> S3Options | None:
-    """`options`, and those that fsspec's configuration adds; None if only s3fs understands them.
-
-    None also where the environment asks for endpoints that only botocore can name.
-    """
-    from fsspec.config import conf
-
-    if any(
-        os.environ.get(name, "").lower() == "true"
-        for name in ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
-    ):
-        return None
-    return read_options({**conf.get("s3", {}), **options})
-
-
-def forget_connections() -> None:
-    """Have every bucket reconnect, with the current settings.
-
-    Raises what botocore raises where a profile is not there.
-    """
-    global _generation
-    _generation += 1
-    with _buckets_lock:
-        used = [bucket for bucket in _buckets.values() if bucket._live is not None]
-    for one in used:
-        one._connect()
-
-
-def check_process() -> None:
-    """Raise DataError in a process that was forked after obstore was used: it would hang."""
-    global _used_by
-    if _used_by is None:
-        _used_by = os.getpid()
-    elif _used_by != os.getpid():
-        raise DataError(_FORKED, "forked")
-
-
-def resolve(session: Any, name: str, options: S3Options, region: str | None) -> Settings:
-    """Where botocore would find a bucket, from options, environment and configuration files."""
-    from botocore.configprovider import ConfiguredEndpointProvider
-
-    profile = session.get_scoped_config()
-    provider = ConfiguredEndpointProvider(session.full_config, profile, "s3")
-    ignores = session.get_config_variable("ignore_configured_endpoint_urls")
-    endpoint = options.endpoint or (None if ignores else provider.provide())
-    region = region or options.region or session.get_config_variable("region")
-    region = region or os.environ.get("AWS_REGION") or "us-east-1"
-    addressing = options.addressing or (profile.get("s3") or {}).get("addressing_style")
-    virtual = addressing == "virtual" if endpoint else addressing != "path" and "." not in name
-    if endpoint is None:
-        suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-        endpoint = f"https://s3.{region}.{suffix}"
-    endpoint = endpoint.rstrip("/")
-    if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w.~/-]*)?", endpoint):
-        raise ValueError(f"Invalid endpoint: {endpoint}")  # as botocore says; obstore would panic
-    if virtual:
-        endpoint = endpoint.replace("://", f"://{name}.", 1)
-    ca_file = options.verify if isinstance(options.verify, str) else None
-    ca_file = ca_file or session.get_config_variable("ca_bundle")
-    return Settings(endpoint, region, virtual, ca_file, options.verify is not False)
-
-
-def _credentials(session: Any, options: S3Options) -> Any:
-    from botocore.credentials import Credentials
-
-    if options.key:
-        return Credentials(options.key, options.secret, options.token)
-    return session.get_credentials()
-
-
-def _store(name: str, settings: Settings, keys: Keys | None, options: S3Options) -> Any:
-    from obstore.store import S3Store
-
-    client: ClientConfig = {
-        "allow_http": settings.endpoint.startswith("http://"),
-        "allow_invalid_certificates": not settings.verify,
-        "connect_timeout": timedelta(seconds=options.connect_timeout_s or _CONNECT_TIMEOUT_S),
-        "read_timeout": timedelta(seconds=options.read_timeout_s or _READ_TIMEOUT_S),
-        "timeout": _WHOLE_TIMEOUT,
-    }
-    if settings.ca_file:
-        client["root_certificate"] = _certificates(settings.ca_file)
-    return S3Store(
-        name,
-        # all of what obstore would otherwise take from the environment by rules of its own
-        config={
-            "endpoint": settings.endpoint,
-            "aws_endpoint_url_s3": settings.endpoint,
-            "region": settings.region,
-            "virtual_hosted_style_request": settings.virtual,
-            "skip_signature": keys is None,
-            "request_payer": options.requester_pays,
-        },
-        client_options=client,
-        retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},  # retry.py does, and counts
-        credential_provider=cast("S3CredentialProvider | None", keys),
-    )
-
-
-def _certificates(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:  # no object's fault
-        raise DataError(
-            f"the file with certificates {path} cannot be read ({error.strerror}); check "
-            "AWS_CA_BUNDLE, ca_bundle in the AWS profile, or the option verify=",
-            "certificates",
-        ) from None
-
-
-def environment() -> tuple[bytes | None, ...]:
-    """The variables that settings come from, as they are stored: every read looks at them.
-
-    1 microsecond; to ask `os.environ` for each takes 20.
-    """
+def _variables() -> tuple[bytes | None, ...]:
     get = os.environ._data.get  # type: ignore[attr-defined]
     return tuple([get(name) for name in _VARIABLES])
 
 
-def _state() -> tuple[object, ...]:
-    """What a connection is made from."""
-    return _generation, environment()
+def refresh_if_changed() -> None:
+    """Also at the first use: the user may have made file systems before, with other settings."""
+    if _environment != _variables():
+        refresh_filesystems(generation)
+
+
+def refresh_filesystems(seen: int | None = None) -> None:
+    """Make every file system of this process use the credentials that are now set.
+
+    An s3fs instance keeps the keys that it found first, and fsspec hands the same instance out
+    again. So each reconnects in place, which serves those that a user holds too; file systems of
+    other kinds are forgotten, and the next use makes new ones. No store is asked anything.
+
+    May be called in any thread while others read: a read under way ends on its old connection.
+    Does nothing if another thread has done so since `seen` was the generation.
+
+    Raises CredentialsError, at the end, if the new settings name credentials that are not there.
+    """
+    import fsspec
+
+    global generation, _environment
+    with _lock:
+        if seen not in (None, generation):
+            return
+        generation += 1
+        _environment = _variables()
+        _stores.clear()
+        for kind in set(fsspec.registry.values()):
+            if kind.__name__ != "S3FileSystem":
+                kind.clear_instance_cache()
+        s3fs, failed = sys.modules.get("s3fs"), None
+        for filesystem in list(s3fs.S3FileSystem._cache.values()) if s3fs else ():
+            filesystem.invalidate_cache()
+            try:
+                filesystem.connect(refresh=True, timeout=_RECONNECT_S)
+            except Exception as error:
+                # Nobody needs to know of one that has never connected, or that is of an event loop
+                # of the user's.
+                if filesystem._s3 is not None and not filesystem.asynchronous:
+                    failed = error
+        if failed is not None:
+            raise faults.sentence(failed, "s3://", {})
+
+
+def store(filesystem: Any, bucket: str) -> Any:
+    """obstore's store of a bucket, or None where s3fs is to be asked alone.
+
+    Raises what s3fs raises when it connects.
+    """
+    global _used_by
+    with _lock:
+        _used_by = _used_by or os.getpid()
+        if _used_by != os.getpid():
+            return None
+        if (filesystem, bucket) not in _stores:
+            _stores[filesystem, bucket] = _connected(filesystem, bucket)
+        return _stores[filesystem, bucket]
+
+
+def _connected(filesystem: Any, bucket: str) -> Any:
+    options = filesystem.storage_options
+    client_options = options.get("client_kwargs") or {}
+    given = [*options, *client_options, *(options.get("config_kwargs") or {})]
+    if not all(map(_OPTIONS.fullmatch, given)):
+        return None
+    meta, verify = filesystem.s3.meta, client_options.get("verify")
+    endpoint, region, is_aws = meta.endpoint_url, meta.region_name, _AWS.match(meta.endpoint_url)
+    if meta.config.s3 or ("amazonaws" in endpoint and not is_aws):  # other ways to address a bucket
+        return None
+    if is_aws:
+        region = _region(filesystem, bucket) or region
+        endpoint = endpoint if region in endpoint else f"https://s3.{region}.amazonaws.com"
+    client: Any = {
+        "allow_http": endpoint.startswith("http://"),
+        "allow_invalid_certificates": verify is False,
+        "connect_timeout": timedelta(seconds=meta.config.connect_timeout),
+        "read_timeout": timedelta(seconds=meta.config.read_timeout),
+        "timeout": _WHOLE_TIMEOUT,
+    }
+    authority = verify or filesystem.session.get_config_variable("ca_bundle")
+    if isinstance(authority, str):
+        client["root_certificate"] = Path(authority).read_bytes()
+    from obstore.store import S3Store
+
+    return S3Store(
+        bucket,
+        # all of what obstore would otherwise take from the environment by rules of its own
+        config={
+            "endpoint": endpoint,
+            "aws_endpoint_url_s3": endpoint,
+            "region": region,
+            "virtual_hosted_style_request": False,
+            "skip_signature": bool(filesystem.anon),
+            "request_payer": bool(options.get("requester_pays")),
+        },
+        client_options=client,
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(0)},  # retry.py does, and counts
+        credential_provider=None if filesystem.anon else _keys(filesystem),
+    )
+
+
+def _region(filesystem: Any, bucket: str) -> str | None:
+    """Where a bucket of AWS is; it says so also to those that may not look at it."""
+    try:
+        answer = filesystem.call_s3("head_bucket", Bucket=bucket)
+    except Exception as error:
+        answer = getattr(error.__cause__, "response", None) or {}
+    headers: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return headers.get("x-amz-bucket-region")
+
+
+def _keys(filesystem: Any) -> Callable[[], Any]:
+    """What obstore asks, in its own threads, for the keys that an s3fs has at the moment."""
+    from fsspec.asyn import sync
+
+    given = (filesystem.key, filesystem.secret, filesystem.token)
+
+    def keys() -> dict[str, Any]:
+        expires = None
+        access_key, secret_key, token = given
+        if not access_key:
+            loop, session = filesystem.loop, filesystem.session
+            found = sync(loop, session.get_credentials)
+            frozen = sync(loop, found.get_frozen_credentials)
+            access_key, secret_key, token = frozen.access_key, frozen.secret_key, frozen.token
+            expires = getattr(found, "_expiry_time", None)  # it has no public name
+        return {
+            "access_key_id": access_key,
+            "secret_access_key": secret_key,
+            "token": token,
+            "expires_at": expires and expires.astimezone(UTC),
+        }
+
+    return keys
+
+
+def get(store: Any, key: str, start: int, length: int | None) -> Content:
+    """The bytes of an object from `start`, `length` of them or all."""
+    options: dict[str, Any] = {"range": {"offset": start}} if start else {}
+    if length is not None:
+        options = {"range": (start, start + length)}
+    result = store.get(key, options=options)
+    meta, (begin, end) = result.meta, result.range
+    data = bytes(result.bytes())
+    if len(data) != end - begin:
+        raise asyncio.IncompleteReadError(data, end - begin)
+    return Content(data, meta["size"], _etag(meta))
+
+
+def find(
+    store: Any, prefix: str, on_progress: Callable[[int], object], page: int = _PAGE
+) -> tuple[list[FileInfo], list[str]]:
+    """All objects below a prefix ("" or one that ends in "/"), in no order, and empty folders.
+
+    Keys come by pages of 1,000, each of which takes the store tens of milliseconds. Where the first
+    page shows that there are folders, these are listed at the same time.
+    """
+    from fsspec.asyn import get_loop, sync
+
+    entries: list[Entry] = []
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def list_all(prefix: str) -> None:
+        async with gate:
+            found, below = await _persisted(lambda: _list_below(store, prefix, page))
+        entries.extend(found)
+        on_progress(len(entries))
+        await asyncio.gather(*map(list_all, below))
+
+    sync(get_loop(), list_all, prefix)
+    marks = _folder_marks(store, [entry["path"] for entry in entries if not entry["size"]])
+    skip = len(prefix)
+    files = [
+        FileInfo(entry["path"][skip:], entry["size"], _etag(entry))
+        for entry in entries
+        if len(entry["path"]) > skip and entry["path"] not in marks
+    ]
+    return files, [path[skip:].split("/")[0] for path in marks if len(path) > skip]
+
+
+async def _persisted(operation: Callable[[], Awaitable[T]]) -> T:
+    """One page that fails must not cost all the others."""
+    for wait_s in (0.1, 0.5, 2.0):
+        try:
+            return await operation()
+        except Exception as error:
+            found = faults.trouble(error)
+            if found.kind != "busy":
+                raise
+            counts.add(retries=1, reason=found.what)
+            await asyncio.sleep(wait_s)
+    return await operation()
+
+
+async def _list_below(store: Any, prefix: str, page: int) -> tuple[list[Entry], list[str]]:
+    """What lies below a prefix, and the prefixes below it that are still to be listed."""
+    entries: list[Entry] = []
+    async for more in store.list(prefix or None, chunk_size=page):
+        entries += more
+        has_folders = any("/" in entry["path"][len(prefix) :] for entry in more)
+        if len(entries) == page and has_folders:
+            below = await store.list_with_delimiter_async(prefix or None)
+            deeper = [f"{one.rstrip('/')}/" for one in below["common_prefixes"]]
+            return list(below["objects"]), deeper
+    return entries, []
+
+
+def _folder_marks(store: Any, empty: list[str]) -> set[str]:
+    """Which empty objects are no files: one whose key ends in "/" marks a folder.
+
+    obstore leaves the "/" out, so these and empty files without an extension look the same.
+    """
+    suspects = {path for path in empty if "." not in path.rsplit("/", 1)[-1]}
+    found: set[str] = set()
+    for above in {path.rpartition("/")[0] for path in suspects}:
+        below = store.list_with_delimiter(above or None)["common_prefixes"]
+        found |= suspects & {prefix.rstrip("/") for prefix in below}
+    return found
+
+
+def _etag(meta: Entry) -> str:
+    return (meta["e_tag"] or "").strip('"')

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError
 from gpupool.core.urls import without_passwords
-from gpupool.data.stores.store_errors import without_secrets
+from gpupool.data.stores.faults import without_secrets
 from gpupool.data.stores.writable import Target
 from gpupool.training.sweep.result import Trial
 

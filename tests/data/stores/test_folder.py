@@ -15,8 +15,8 @@ from gpupool.core.errors import (
     OptionsError,
 )
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.data.stores.interface import FileInfo
+from gpupool.data.stores.s3 import refresh_filesystems
 from tests.data.stores_read import read_many
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises

@@ -16,13 +16,10 @@ from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, MissingSampleError
 from gpupool.core.progress import Course
 from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.stores import s3 as s3_module
+from gpupool.data.stores import s3 as quick
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.fsspec_store import Files
 from gpupool.data.stores.interface import FileRef
-from gpupool.data.stores.objects import Objects
 from gpupool.data.stores.retry import counts
-from gpupool.data.stores.s3_options import S3Options
 from tests.data.stores_read import answer_when_drawn, read_many
 from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer
@@ -57,9 +54,10 @@ def test_every_object_is_listed_once_sorted_however_large_a_page(
 ) -> None:
     os.environ.update(s3.env)
     numbers: list[int] = []
-    others = Files(f"{bucket}/{prefix}", {})
-    objects = Objects(s3_module.bucket("listed", S3Options()), prefix, others, page)
-    found = objects.list_files(numbers.append)
+    store, root = Folder(f"{bucket}/{prefix}")._store()
+    files, _ = quick.find(store, root, numbers.append, page)
+    found = Folder(f"{bucket}/{prefix}").list_files()
+    assert sorted(file for file in files if ".hidden" not in file.path) == found.files
     below = f"{prefix}/" if prefix else ""
     visible = [key for key in KEYS if not key.endswith("/") and ".hidden" not in key]
     expected = sorted(key[len(below) :] for key in visible if key.startswith(below))

@@ -43,7 +43,7 @@ def test_changed_variables_are_noticed_at_the_next_use(
         with raises(CredentialsError, "SignatureDoesNotMatch", kind="refused") as caught:
             folder.read(A)
         assert CANARY not in str(caught.value)
-    assert folder._store() is folder._store()
+    assert folder._store() == folder._store()
 
 
 def test_keys_of_a_file_that_were_replaced_are_found_after_a_refusal(
@@ -80,6 +80,13 @@ def test_keys_that_botocore_cannot_renew_are_told(tmp_path: Path, s3: SeaweedSer
     assert CANARY not in str(caught.value)
 
 
+def test_a_token_that_is_not_there_is_no_missing_object(tmp_path: Path) -> None:
+    token = str(tmp_path / "token")
+    os.environ.update(AWS_ROLE_ARN="arn:aws:iam::1:role/x", AWS_WEB_IDENTITY_TOKEN_FILE=token)
+    with raises(DataError, token, kind="other"):
+        Folder("s3://keys/in").read(A)
+
+
 FORKED = """
 import os, sys
 from gpupool.data.stores.interface import FileRef
@@ -101,16 +108,9 @@ assert folder.read(file) == b"one"
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ("used", "DataError: obstore, which reads S3, was used before this process was forked"),
-        ("unused", "oneone"),
-    ],
-)
-def test_a_forked_process_never_hangs(
-    s3: SeaweedServer, bucket: str, before: str, expected: str
-) -> None:
+@pytest.mark.parametrize("before", ["used", "unused"])
+def test_a_forked_process_reads_too(s3: SeaweedServer, bucket: str, before: str) -> None:
+    """obstore would hang in a child of a process that has used it: s3fs reads there."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED, before],
         env={**os.environ, **s3.env},
@@ -118,8 +118,7 @@ def test_a_forked_process_never_hangs(
         text=True,
         timeout=90,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(expected)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "oneone\n", "")
 
 
 def test_no_secret_is_in_what_is_raised_printed_or_logged(

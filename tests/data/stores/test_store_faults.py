@@ -16,10 +16,10 @@ import pytest
 from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, SampleError
 from gpupool.core.progress import Course
+from gpupool.data.stores.faults import without_secrets
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
-from gpupool.data.stores.store_errors import without_secrets
 from gpupool.data.stores.writable import Target
 from tests.data.reading.points import until
 from tests.data.stores_read import read_many
@@ -53,7 +53,7 @@ def folder(s3: SeaweedServer, slow: SlowS3) -> Iterator[Folder]:
         (Fault("503", share=0.3), "503 SlowDown"),
         (Fault("500", share=0.3), "500 InternalError"),
         (Fault("reset", share=0.3), "connection"),
-        (Fault("cut", share=0.3), "cut short"),
+        (Fault("cut", share=0.3), ("cut short", "connection broken")),
         (Fault("stall", times=2), "no answer"),
         (Fault("silence", times=2), "no answer"),
     ],
@@ -75,6 +75,9 @@ def test_a_passing_fault_is_tried_again_and_counted(
     assert found[fault.kind] > 0
     assert (seen.reads, seen.bytes) == (40, 40 * 50_000)
     assert seen.last_reason.startswith(reason)
+    if fault.kind == "reset":  # aiohttp asks once more where a connection had served before
+        assert found[fault.kind] / 2 <= seen.retries <= found[fault.kind]
+        return
     # nobody else tries again behind our back; a busy machine may take a second for an answer, too
     assert seen.retries == found[fault.kind] or (never_ends and seen.retries > found[fault.kind])
     assert found["requests"] == 40 + seen.retries or (never_ends and found["requests"] > 40)
@@ -126,9 +129,9 @@ def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS
     assert slow.stats()["requests"] == 2
     os.environ["AWS_MAX_ATTEMPTS"] = "1"
     slow.inject(Fault("expired"))
-    with raises(CredentialsError, "faults/in", "ExpiredToken", kind="refused"):
+    with raises(CredentialsError, "faults/in", "ExpiredToken", kind="expired"):
         folder.read(FileRef("3.bin", 0))
-    assert slow.stats()["requests"] == 2
+    assert slow.stats()["requests"] == 3  # by obstore, by s3fs, with the new keys
     slow.inject(Fault("denied", match="/3.bin"))
     with raises(CredentialsError, "/3.bin", "AccessDenied", kind="denied"):
         folder.read(FileRef("3.bin", 0))
@@ -143,12 +146,12 @@ def test_keys_that_were_good_are_waited_for_and_others_are_not(
     before = counts.snapshot()
     assert folder.read(FileRef("4.bin", 0)) == CONTENT["4.bin"]
     seen = counts.snapshot() - before
-    assert (seen.retries, seen.last_reason) == (3, "403 ExpiredToken")
+    assert (seen.retries, seen.last_reason) == (2, "403 ExpiredToken")
     slow.inject(Fault("expired"))
-    slow.stats()
-    with raises(CredentialsError, "ExpiredToken", kind="refused"):
+    before = counts.snapshot()
+    with raises(CredentialsError, "ExpiredToken", kind="expired"):
         folder.list_files()
-    assert slow.stats()["requests"] == 2
+    assert counts.snapshot() == before
 
 
 @pytest.mark.long
@@ -187,7 +190,7 @@ def test_a_listing_that_is_cut_off_is_listed_again(folder: Folder, slow: SlowS3)
     assert len(folder.list_files().files) == 40
     os.environ["AWS_MAX_ATTEMPTS"] = "2"
     slow.inject(Fault("half", match="list-type"))
-    with raises(DataError, "faults/in", kind="no listing"):
+    with raises(DataError, "faults/in", kind="busy"):
         folder.list_files()
 
 
