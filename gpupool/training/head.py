@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.network import give, info_of
+from gpupool.core.wire.pickles import copy_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +39,7 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
         raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
     # First of all: replacing layers of the caller's network would change it.
-    changed: Any = copy.deepcopy(model)
+    changed: Any = copy_of(model)
     # The names of the outputs go with them; how inputs are normalized stays.
     give(changed, replace(info_of(model), classes=()))
     # timm knows which of its layers is the head; a guess by order would be worse.

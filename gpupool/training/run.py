@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import dataclasses
 import logging
 import threading
@@ -37,6 +36,7 @@ from gpupool.core.wire.events import (
     WarningEvent,
 )
 from gpupool.core.wire.output import OnOutput, OutputKind
+from gpupool.core.wire.pickles import copy_of
 from gpupool.core.wire.replies import TrainReply
 from gpupool.core.wire.requests import Stop, Waits
 from gpupool.core.wire.state_dicts import load
@@ -97,7 +97,7 @@ class TrainingRun:
         self._result: Callable[[], TrainingResult | None] = lambda: None
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
-        self._model = copy.deepcopy(model).cpu()
+        self._model = copy_of(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
         self._trial = current.trial.get()  # of a sweep

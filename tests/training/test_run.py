@@ -8,12 +8,14 @@ import importlib
 import os
 import signal
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import (
@@ -22,7 +24,9 @@ from gpupool import (
     TrainingError,
     TrainingOptions,
     TrainingRun,
+    TransferError,
     predict,
+    replace_head,
 )
 from gpupool.training.history import TrainingHistory
 from tests.support.pools import Pools
@@ -87,6 +91,69 @@ def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: Pools
     result = train_on(pools[2], network, data, loss=loss, batch_size=4)
     assert nn.utils.parametrize.is_parametrized(result.model[0])
     assert not torch.equal(result.model[0].weight, network[0].weight)
+
+
+def test_weights_that_a_hook_computes_are_trained(pools: Pools) -> None:
+    """And what is noted at a parameter comes along."""
+    normed, pruned = nn.Sequential(nn.Linear(8, 3)), nn.Sequential(nn.Linear(8, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch names a newer way
+        nn.utils.weight_norm(normed[0])
+    prune.l1_unstructured(pruned[0], "weight", amount=0.5)
+    pruned[0].bias.no_decay = True
+    for net, names in (
+        (normed, ["0.bias", "0.weight_g", "0.weight_v"]),
+        (pruned, ["0.bias", "0.weight_orig"]),
+    ):
+        one, two = (
+            train_on(pools[num], net, samples(64), epochs=1, batch_size=16).model for num in (1, 2)
+        )
+        assert [name for name, _ in two.named_parameters()] == names
+        assert torch.allclose(weights(one), weights(two), rtol=0, atol=1e-6)
+        assert not torch.equal(weights(two), weights(net))
+        assert predict(two, samples(8), pool=pools[2]).shape == (8, 3)
+    assert (two(torch.ones(1, 8)).shape, int((two[0].weight == 0).sum())) == ((1, 3), 12)
+    assert two[0].bias.no_decay
+
+
+class HeadOnly(nn.Module):
+    """Its state has no frozen part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.head(self.body(inputs)))
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        whole = super().state_dict(*args, **named)
+        return {name: one for name, one in whole.items() if not name.startswith("body")}
+
+
+def test_a_state_without_the_frozen_part_is_trained_and_resumed(
+    pools: Pools, tmp_path: Path
+) -> None:
+    net, saved = HeadOnly(), {"checkpoint": str(tmp_path), "resume": "auto"}
+    for settings in ({"epochs": 1}, {"validation": samples(16)}, saved, saved | {"epochs": 2}):
+        found: Any = train_on(pools[2], net, samples(64), batch_size=16, **settings).model
+        assert torch.equal(found.body.weight, net.body.weight)
+        assert not torch.equal(found.head.weight, net.head.weight)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_a_torchscript_network_is_refused_by_its_name(pools: Pools) -> None:
+    net = torch.jit.script(nn.Linear(8, 3))
+    for attempt in (
+        lambda: train_on(pools[2], net, samples(8)),
+        lambda: predict(net, samples(8), pool=pools[2]),
+        lambda: replace_head(nn.Sequential(net), 2),
+    ):
+        with raises(TrainingError, "model", "TorchScript", "torch.jit.load"):
+            attempt()
+    with raises(TransferError, "net", "TorchScript", "torch.jit.load"):
+        pools[2]["net"] = net
 
 
 def test_the_history_tells_what_was_done(pools: Pools) -> None:

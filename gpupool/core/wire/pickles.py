@@ -22,17 +22,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from gpupool.core.errors import GpuPoolError, PoolError
-from gpupool.core.wire.reductions import Pickler
+from gpupool.core.errors import GpuPoolError, PoolError, TrainingError
+from gpupool.core.wire.reductions import Pickler, dumps
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 WHOLE = -1  # the index of a parcel's value itself among its parts
 _ALIGNMENT = 64  # bytes; what vector instructions and caches like
 _PIECE_BYTES = 16 << 20
 _NUM_WRITERS = 4
+_OF_TORCHSCRIPT = "Tried to serialize object __torch__."  # how torch refuses one
 _MAX_DEPTH = 6  # of what a value holds, where a part is looked for that cannot be pickled
+
+
+Made = TypeVar("Made")
 
 
 class TooLargeError(Exception):
@@ -288,11 +292,32 @@ def unpack(data: bytes) -> Any:
     return Source(pickle.loads(data)).load()  # nosec B301 # made by `pack` in a process of the pool
 
 
+def copy_of(model: Made) -> Made:
+    """A copy of a network, made as networks travel.
+
+    `copy.deepcopy` would refuse those whose hooks compute a weight, and forget the attributes of
+    parameters.
+
+    Raises TrainingError, and says why, for one that cannot travel.
+    """
+    try:
+        copy: Made = pickle.loads(dumps(model))  # nosec B301 # made here
+    except Exception as error:  # pickling runs arbitrary code of the objects' classes
+        why = why_not(error, model, "model", dumps)
+        raise TrainingError(f"model cannot be copied: {why}") from None
+    return copy
+
+
 def why_not(error: Exception, value: object, name: str, pack: Callable[[object], object]) -> str:
     """In words, why `pack` has raised `error` for `value`, and for which part of it."""
     if isinstance(error, GpuPoolError):
         return str(error)
     where = _culprit(value, name, pack, _MAX_DEPTH)
+    if _OF_TORCHSCRIPT in str(error):
+        return (
+            f"{where} is a TorchScript network, which cannot be pickled. Give the module that it "
+            "was made of; or torch.jit.save it to a file, and torch.jit.load that in a cell"
+        )
     said = f"{type(error).__name__}: {error}"
     return said if where == name else f"{said} ({where})"
 

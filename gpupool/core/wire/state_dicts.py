@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def load(model: nn.Module, state: Mapping[str, Any]) -> None:
     """`model.load_state_dict(state)`, also of buffers that a network makes while it computes.
 
-    Such a one was registered as None, and is that until the first batch.
+    Such a one was registered as None, and is that until the first batch. What a `state_dict` of the
+    network's own leaves out, because it does not train, say, stays as it is.
     """
     own, modules = model.state_dict(), dict(model.named_modules())
     device = next((one.device for one in own.values() if hasattr(one, "device")), None)
@@ -26,7 +27,8 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
         path, _, last = name.rpartition(".")
         if path in modules and getattr(modules[path], last, 0) is None:
             setattr(modules[path], last, state[name].to(device))
-    model.load_state_dict(state)
+    leaves_out = any(name not in own for name, _ in model.named_parameters())
+    model.load_state_dict(state, strict=not leaves_out)
 
 
 def save(state: Any, file: IO[bytes]) -> None:

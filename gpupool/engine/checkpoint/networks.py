@@ -22,17 +22,21 @@ from gpupool.core.network import ATTRIBUTE, NetworkInfo, give, info_of, without_
 from gpupool.core.progress import progress
 from gpupool.core.wire.state_dicts import load as load_state
 from gpupool.core.wire.state_dicts import save as save_state
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.structure import NotPlainError, built, described
-from gpupool.engine.checkpoint.weights import copied, filled, read_without_code
+from gpupool.engine.checkpoint.weights import (
+    copied,
+    filled,
+    is_safetensors,
+    place_of,
+    read,
+    read_without_code,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = 1
-_SAFETENSORS = ".safetensors"
 _KEY = "gpupool"  # of the metadata of safetensors
 
 
@@ -62,9 +66,9 @@ def save(
     known = info_of(model)
     model = without_wrappers(model)
     state = copied(model.state_dict())
-    target, name = _place(url)
+    target, name = place_of(url)
     with progress(f"Saving {name}"):
-        if name.endswith(_SAFETENSORS):
+        if is_safetensors(name):
             content = _as_safetensors(state, known)
         else:
             content = _as_file(model, state, known)
@@ -86,13 +90,9 @@ def load(
     Raises:
         DataError: the file cannot be read, is of another network, or needs `model`.
     """
-    place, name = _place(url)
-    source = Folder(place, dict(storage_options or {}))
-    shown = source.name(name)
-    with progress(f"Loading {name}"):
-        content = source.read(FileRef(name, 0))
+    content, shown = read(url, storage_options)
     found: Any = {}
-    if name.endswith(_SAFETENSORS):
+    if is_safetensors(shown):
         known = _metadata(content)
     else:
         found = read_without_code(content, shown, "network")
@@ -173,8 +173,3 @@ def _metadata(content: bytes) -> NetworkInfo:
         return NetworkInfo.of_plain(json.loads(header["__metadata__"][_KEY]))
     except (ValueError, KeyError, TypeError, RecursionError):  # of another program
         return NetworkInfo()
-
-
-def _place(url: str | os.PathLike[str]) -> tuple[str, str]:
-    folder, slash, name = os.fspath(url).rpartition("/")
-    return folder or slash or ".", name

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import plain
+from gpupool.core.wire.pickles import copy_of
+from gpupool.core.wire.state_dicts import load
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
@@ -46,12 +48,30 @@ def load_weights(
         DataError: the file cannot be read, or its weights are not those of this network; says which
             layers are others.
     """
-    folder, slash, name = os.fspath(url).rpartition("/")
-    source = Folder(folder or slash or ".", storage_options or {})
+    return filled(model, *read(url, storage_options))
+
+
+def place_of(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """Folder and name of a file; the query of a URL belongs to the name."""
+    path, mark, query = os.fspath(url).partition("?")
+    folder, slash, name = path.rpartition("/")
+    return folder or slash or ".", f"{name}{mark}{query}"
+
+
+def is_safetensors(name: str) -> bool:
+    """Whether a file is of that format, by its name or URL."""
+    return name.partition("?")[0].endswith(".safetensors")
+
+
+def read(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> tuple[bytes, str]:
+    """The content of a file, and its URL as it may be printed."""
+    folder, name = place_of(url)
+    source = Folder(folder, dict(storage_options or {}))
     shown = source.name(name)
-    with progress(f"Loading {name}"):
-        content = source.read(FileRef(name, 0))
-    return filled(model, content, shown)
+    with progress(f"Loading {place_of(shown)[1]}"):
+        return source.read(FileRef(name, 0)), shown
 
 
 def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
@@ -59,9 +79,9 @@ def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
     weights = _unprefixed(_state_dict(content, shown), model)
     _require_same(model.state_dict(), weights, shown)
     # A copy: the user's network is as it was if the file turns out to be another one's.
-    changed = copy.deepcopy(model)
+    changed = copy_of(model)
     try:
-        changed.load_state_dict(weights)
+        load(changed, weights)
     except RuntimeError as error:  # sparse ones for dense ones, say
         reason = " ".join(str(error).split())
         raise DataError(
@@ -96,12 +116,20 @@ def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any
     """
     import torch
 
+    refused: list[str] = []
     try:
         if content[:4] == _ZIP:
             _require_stored(content)
+            refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the readers of archives and pickles raise what they like
         reason = _plain(error)
+        if refused:
+            reason = (
+                f"it also holds {plain(', '.join(sorted(refused)))[:_MAX_REASON]}. Where you trust "
+                "it, load it with torch, and save the weights alone: "
+                'torch.save(checkpoint["model"], ...)'
+            )
         raise DataError(
             f"{shown} holds no {what} that can be read without running code in it: {reason}",
             "not safe",
@@ -111,7 +139,9 @@ def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any
 
 def _plain(error: Exception) -> str:
     """What an error says of a file, which may have chosen the words."""
-    return plain(str(error).split("\n")[0] or type(error).__name__)[:_MAX_REASON]
+    # torch's own advice comes first, and would run the file's code.
+    said = str(error).rpartition("WeightsUnpickler error: ")[2]
+    return plain(said.split("\n")[0] or type(error).__name__)[:_MAX_REASON]
 
 
 def _require_stored(content: bytes | memoryview) -> None:
@@ -129,7 +159,7 @@ def _state_dict(content: bytes, shown: str) -> dict[str, Any]:
     """The tensors by name."""
     import torch
 
-    if shown.endswith(".safetensors"):
+    if is_safetensors(shown):
         return _safetensors(content, shown)
     found = read_without_code(content, shown, "weights")
     for nest in _NESTS:
@@ -164,9 +194,11 @@ def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
 
 def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     own = model.state_dict()
-    for prefix in _PREFIXES:
-        if not set(weights) & set(own) and all(name.startswith(prefix) for name in weights):
-            weights = _without(prefix, weights)
+    while not set(weights) & set(own):
+        prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None)
+        if prefix is None:
+            break
+        weights = _without(prefix, weights)
     return weights
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire.events import ValidationEvent
+from gpupool.core.wire.state_dicts import load
 from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.training.early_stopping import weights_warning
 from gpupool.engine.training.run import Run
@@ -72,12 +73,12 @@ class BestWeights:
         """Give the network the weights that are kept."""
         run = self._run
         if self._keeps_best and run.kept:
-            run.model.load_state_dict(run.kept)
+            load(run.model, run.kept)
         elif run.has_diverged and self._finite:
-            run.model.load_state_dict(self._finite)
+            load(run.model, self._finite)
             run.kept_step = self._finite_step
         elif run.ema is not None:
-            run.model.load_state_dict(run.ema.module.state_dict())
+            load(run.model, run.ema.module.state_dict())
 
     def _copy(self) -> dict[str, Any]:
         return copied(self._run.evaluated.state_dict())
