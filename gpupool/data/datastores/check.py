@@ -22,6 +22,8 @@ _SHOWN = 50
 class Labelled(Samples, Protocol):
     """What is checked: samples that have names and labels."""
 
+    def num_bytes(self, index: int) -> int: ...
+
     @property
     def manifest(self) -> Any:
         """Which samples there are."""

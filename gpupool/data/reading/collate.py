@@ -237,12 +237,17 @@ def _collated(name: str, values: Sequence[Any]) -> Any:
     # Found here, because the error of torch does not say what to do.
     if len(shapes) > 1:
         raise _differing(name, shapes)
+    kinds = {str(value.dtype) for value in values if isinstance(value, Tensor)}
+    if kinds and not all(isinstance(value, Tensor) for value in values):
+        kinds = {type(value).__name__ for value in values}
+    if len(kinds) > 1:
+        raise _mixed(name, kinds)
     try:
         return default_collate(list(values))
     except (TypeError, RuntimeError, KeyError) as error:
-        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        shown = ", ".join(sorted({type(value).__name__ for value in values}))
         raise DataError(
-            f"no batch can be made of these {name} ({kinds}); change what the transform or the "
+            f"no batch can be made of these {name} ({shown}); change what the transform or the "
             f"data set returns: {error}",
             "no batch",
         ) from None

@@ -141,7 +141,7 @@ class RandomPatches:
         given = draw or Draw(0, 0)
         # Both seeds count: other patches in another training, and with another seed of theirs.
         key = Draw(self._seed, given.seed).key(given.epoch)
-        own = Draw(key, given.epoch, given.keys_all)
+        own = Draw(key, given.epoch)
         with keyed_draws(own, self._at(index)):
             rows, columns = self._box(image.shape[1:], fetched.number)
             # cloned, so that a patch does not keep the whole picture

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.data.loading import ways
 from gpupool.data.reading import shards
 from gpupool.data.reading.collate import Batch, Collate
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.subsets import opened
 from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
@@ -49,9 +50,7 @@ def load_shares(
     """
     cuts = [shards.shard_in_parts(batch, world.rank, world.size, num_parts) for batch in batches]
     mine = [share for share, _ in cuts]
-    # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
-    dataset = ways.opened(dataset)
-    loading = ways.load_batches(
+    loading = load_batches(
         dataset,
         mine,
         device=world.device,
@@ -60,7 +59,7 @@ def load_shares(
         collate=collate,
         workers=workers,
     )
-    scaling = normalization_of(dataset, world.device, normalization)
+    scaling = normalization_of(opened(dataset), world.device, normalization)
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.
     may_lack = skip or not all(map(len, mine))
     placeholder: tuple[Any, ...] | None = None
@@ -120,7 +119,7 @@ def _one_sample(
     # Without skipping one try is enough: what is wrong with that sample is raised.
     others = islice(chain(batch, range(len(dataset))), _MAX_PLACEHOLDERS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
-    reading = ways.load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
+    reading = load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
     for loaded in awaited(reading):
         if loaded is not None and loaded.num:
             return loaded
