@@ -24,7 +24,7 @@ from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Dataset, Share, halves, normalization_of
-from gpupool.engine.batches.transfer import moved, transfer
+from gpupool.engine.batches.transfer import moved
 from gpupool.engine.group.forming import World
 
 _MAX_PLACEHOLDERS = 1000  # samples that are tried when not one of a share could be read
@@ -63,7 +63,7 @@ def load_shares(
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.
     may_lack = skip or not all(map(len, mine))
     placeholder: tuple[Any, ...] | None = None
-    with closing(loading), transfer(world.device) as on_way:  # a traceback may hold this frame
+    with closing(loading):  # a traceback may hold this frame
         asked = time.perf_counter()
         pairs = zip(batches, awaited(loading), strict=True)
         for number, (batch, loaded) in enumerate(pairs, start=1):
@@ -78,7 +78,8 @@ def load_shares(
                 placeholder = one_of(whole, world.device)
             if loaded.num == 0 and placeholder is not None:
                 inputs, targets = placeholder
-            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs = moved("inputs", inputs, world.device)
+            targets = moved("targets", targets, world.device)
             inputs, targets = halves(inputs, targets, form, scaling)
             yield Share(
                 inputs=inputs,
@@ -90,9 +91,8 @@ def load_shares(
                 is_last=number == len(batches),
                 part_sizes=cuts[number - 1][1],
             )
-            # neither the step in between nor a wait for the device is one for data
+            # the step in between is no wait for data
             del inputs, targets, loaded
-            on_way.end_step()
             asked = time.perf_counter()
 
 

@@ -34,7 +34,7 @@ from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches import share
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Share
-from gpupool.engine.batches.transfer import transfer
+from gpupool.engine.batches.transfer import moved
 from gpupool.engine.group.forming import World
 
 
@@ -75,7 +75,7 @@ def stream_shares(
     loading = read_ahead(_cuts(samples, options, world, reading), reading)
     scaling = share.normalization_of(dataset, world.device, normalization)
     asked, is_empty = time.perf_counter(), samples_done == 0
-    with closing(loading), transfer(world.device) as on_way:
+    with closing(loading):
         for cut in awaited(loading):
             _compare(cut, world, epoch)
             if cut is None:  # the same on all ranks, or `_compare` would have raised
@@ -90,7 +90,8 @@ def stream_shares(
             inputs, targets = batch.inputs, batch.targets
             if not batch.num:
                 inputs, targets = cut.spare.inputs, cut.spare.targets
-            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs = moved("inputs", inputs, world.device)
+            targets = moved("targets", targets, world.device)
             inputs, targets = share.halves(inputs, targets, form, scaling)
             yield Share(
                 inputs=inputs,
@@ -104,7 +105,6 @@ def stream_shares(
             )
             if cut.is_last:  # to compare what comes after it would cost one more all-reduce
                 return
-            on_way.end_step()
             asked = time.perf_counter()
 
 
