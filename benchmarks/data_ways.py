@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision.transforms import v2
 
 import gpupool
-from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.decode import decode
+from gpupool.data.reading.loader import load_batches
 
 BATCH, THREADS = 64, 64
 Pass = Callable[[], int]  # reads all images once; how many there were

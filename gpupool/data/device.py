@@ -16,9 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -116,33 +113,8 @@ class Device:
         """Memory of the host in this shape and layout, which the device can copy from and to."""
         return torch.empty_like(like, device="cpu")
 
-    def aside(self) -> Aside:
-        """A stream beside that of the moment, for this thread."""
-        return Aside()
-
     def seed(self, key: int) -> None:
         """Set its random numbers; those of the CPU are another generator."""
-
-
-class Aside:
-    """Work beside the stream of the moment; on a CPU there is no beside."""
-
-    def __enter__(self) -> None:
-        """From here on the thread gives its work to this stream."""
-
-    def __exit__(self, *_: object) -> None:
-        """As before."""
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
-        """All that it was given makes these tensors, which another stream is to use."""
-        return Handover()
-
-
-class Handover:
-    """Tensors that one stream makes and another one uses."""
-
-    def take(self) -> None:
-        """Have the stream of the moment wait for them, and keep their memory until it is done."""
 
 
 class Cuda(Device):
@@ -186,10 +158,6 @@ class Cuda(Device):
         """Pinned memory of the host in this shape and layout."""
         return torch.empty_like(like, device="cpu", pin_memory=True)
 
-    def aside(self) -> Aside:
-        """A stream beside that of the moment, for this thread."""
-        return _SideStream(self.device)
-
     def seed(self, key: int) -> None:
         """Set its random numbers; those of the CPU are another generator."""
         torch.cuda.default_generators[self.device.index].manual_seed(key)
@@ -208,7 +176,6 @@ class Cuda(Device):
 # ---- which there are ---------------------------------------------------------------------------
 
 _devices: dict[torch.device, Device] = {}
-_idle: defaultdict[Device, list[Aside]] = defaultdict(list)  # side streams, each with its memory
 
 
 def of(device: torch.device | str) -> Device:
@@ -242,30 +209,9 @@ def gpu_in_use() -> Cuda | None:
     return current if isinstance(current, Cuda) else None
 
 
-@contextmanager
-def borrowed_aside(device: torch.device | str) -> Iterator[Aside]:
-    """A side stream that nobody else uses meanwhile; the next one gets it with its memory."""
-    here = of(device)
-    idle = _idle[here]
-    try:
-        aside = idle.pop()
-    except IndexError:
-        aside = here.aside()
-    try:
-        yield aside
-    finally:
-        idle.append(aside)
-
-
 def has_gpu() -> bool:
     """Whether torch can use a GPU here."""
     return torch.cuda.is_available()
-
-
-def visible_gpus() -> Iterator[Cuda]:
-    """The GPUs that torch sees in this process, by its own numbers."""
-    for index in range(torch.cuda.device_count()):
-        yield Cuda(torch.device("cuda", index))
 
 
 # ---- inside ------------------------------------------------------------------------------------
@@ -316,32 +262,3 @@ class _PinnedCount:
 
     def value(self) -> int:
         return int(self._seen)
-
-
-class _SideStream(Aside):
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
-        self._entered: list[AbstractContextManager[None]] = []
-
-    def __enter__(self) -> None:
-        block = torch.cuda.stream(self._stream)
-        block.__enter__()
-        self._entered.append(block)
-
-    def __exit__(self, *error: object) -> None:
-        self._entered.pop().__exit__(None, None, None)
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
-        return _StreamHandover(self._stream.record_event(), list(tensors))
-
-
-class _StreamHandover(Handover):
-    def __init__(self, ready: torch.cuda.Event, tensors: list[Tensor]) -> None:
-        self._ready, self._tensors = ready, tensors
-
-    def take(self) -> None:
-        for tensor in self._tensors:
-            stream = torch.cuda.current_stream(tensor.device)
-            stream.wait_event(self._ready)
-            # else the allocator could give its memory away while this stream still reads it
-            tensor.record_stream(stream)

@@ -16,7 +16,7 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
-from gpupool.data.loading import ways
+from gpupool.data.reading import loader
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.trees import tensors
@@ -88,7 +88,7 @@ def confusion(sent: Job) -> list[list[int]] | None:
     return counts.tolist() if isinstance(counts, Tensor) else None
 
 
-@ways.kept()
+@loader.kept()
 def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
     """Call `use` for each share of the data set: see `each_share`.
 

@@ -133,9 +133,10 @@ class TrainingOptions:
     """"fit" takes the mean of each channel of the training inputs away and divides by the standard
     deviation; one pass over the data, by all ranks, before training."""
     workers: int | None = None
-    """Threads or processes that read a data set of one's own on each rank: 0 is one thread. Unless
-    given, the first samples are measured: threads where they wait or release Python's lock, else
-    processes. Datastores have threads of their own."""
+    """Processes that read a data set of one's own on each rank, as `num_workers` of torch's
+    DataLoader: with 0 the training reads itself. Unless given, the first batch is measured: as many
+    as the rank has cores, up to eight times as many where samples wait, none for little data.
+    Datastores have threads of their own."""
     on_error: OnError = "raise"
     """What happens when a sample cannot be read: "raise" ends training with an error that names it;
     "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`; more than

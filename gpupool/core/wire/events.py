@@ -113,8 +113,8 @@ class DataEvent:
 
     `num_reads` came from the store, `num_cached` from the cache. `reason` is why reads were tried
     again, on rank 0, the last time ("503 SlowDown"). `skipped` maps URLs of samples to what is
-    wrong with them. `read_by` is what reads the training data on rank 0: "8 threads", "4
-    processes"; "" of datastores.
+    wrong with them. `read_by` is what reads the training data on rank 0: "8 workers"; ""
+    of datastores.
     """
 
     step: int

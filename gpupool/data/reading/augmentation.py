@@ -8,13 +8,12 @@ generator; torch then takes one that all threads of the process share. Inside `k
 torch's random functions draws from a generator of its own instead.
 
 numpy and Python's `random` cannot be led aside so: their functions belong to generators that all
-threads share. A `Watch` notices that a sample has drawn from them; it is then read once more where
-nothing else draws, with generators that are seeded for it: `Draw.keys_all`.
+threads share. `seeded` sets them, where nothing else draws meanwhile.
 """
 
 from __future__ import annotations
 
-import ctypes
+import pickle
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -62,47 +61,8 @@ _LIKE: dict[Callable[..., Any], Callable[..., Tensor]] = {
 _KEYED = _RANDOM | frozenset(_LIKE)
 
 
-_MT19937_BYTES = 625 * 4  # its 624 numbers and its place among them
-
-
 class DrawsError(Exception):
     """Samples have drawn from generators that other threads share: read again where none do."""
-
-
-class Watch:
-    """Notices whether anything in this process has drawn from numpy's or Python's global generator.
-
-    `restore` puts both back to where they were when this was made.
-    """
-
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
-        self._generator = _numpy_generator()
-        # A normal number that is kept for the next call is not in the generator's own memory.
-        is_whole = self._numpy[0] == "MT19937" and not self._numpy[3]
-        self._address = self._generator.ctypes.state_address if is_whole else 0
-        self._began = self._numpy_now()
-
-    def has_moved(self) -> bool:
-        """Whether there was a draw since; takes 10 us."""
-        return random.getstate() != self._python or self._numpy_now() != self._began
-
-    def restore(self) -> None:
-        """Put both generators back."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-    def _numpy_now(self) -> object:
-        if _numpy_generator() is not self._generator:
-            return None
-        if self._address:  # `get_state` takes 50 us
-            return ctypes.string_at(self._address, _MT19937_BYTES)
-        return repr(np.random.get_state(legacy=False))
-
-
-def _numpy_generator() -> Any:
-    return np.random.get_bit_generator()  # type: ignore[attr-defined] # not in its stubs
 
 
 def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]:
@@ -110,18 +70,35 @@ def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]
 
     Keyed are torch.rand, randn, randint, randperm, normal, bernoulli, multinomial, poisson and
     binomial, those with `_like`, and the methods that fill a tensor (`uniform_`, `normal_`, ...),
-    unless they are given a generator: all that torchvision's transforms draw from. With
-    `draw.keys_all` so are the global generators of Python's `random` and of `numpy.random`, which
-    are left where that takes them. Not keyed are dropout and other layers of a network. `None` keys
-    nothing.
+    unless they are given a generator: all that torchvision's transforms draw from. Not keyed are
+    dropout and other layers of a network. `None` keys nothing.
+    """
+    return nullcontext() if draw is None else _Keyed(draw.key(index))
+
+
+def seeded(draw: Draw | None, index: int) -> AbstractContextManager[object]:
+    """As `keyed_draws`; the generators of numpy and Python's `random` are seeded as well.
+
+    They are left where drawing takes them: `restore` puts them back.
     """
     if draw is None:
         return nullcontext()
     key = draw.key(index)
-    if draw.keys_all:
-        random.seed(key)
-        np.random.seed(key % 2**32)
+    random.seed(key)
+    np.random.seed(key % 2**32)
     return _Keyed(key)
+
+
+def generators() -> bytes:
+    """The state of the generators of numpy and Python's `random`."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
+
+
+def restore(state: bytes) -> None:
+    """Put both back to what `generators` gave."""
+    python, numpy = pickle.loads(state)  # nosec B301 # made in this process
+    random.setstate(python)
+    np.random.set_state(numpy)
 
 
 class _Keyed(TorchFunctionMode):

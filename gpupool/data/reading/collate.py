@@ -1,4 +1,4 @@
-"""A batch from samples that come in any order, each written where it belongs. Runs on engines.
+"""A batch from samples. Runs on engines and in their workers.
 
 Samples may have any structure. Pairs (input, target) become a batch of two halves; rows with named
 columns become a dict of columns; anything else becomes what torch's `default_collate` makes of it,
@@ -7,9 +7,7 @@ or what the user's own function does.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from gpupool.core.errors import DataError, SampleError
+from gpupool.core.errors import DataError
 from gpupool.data.reading.samples import Skipped
-from gpupool.data.reading.trees import pinned, tensors
+from gpupool.data.reading.trees import pinned
 
 Collate = Callable[[list[Any]], Any]
 
@@ -37,54 +35,8 @@ class Batch(NamedTuple):
     skipped: tuple[Skipped, ...] = ()
 
 
-class PendingBatch:
-    """A batch under way: every row is put, skipped or fails, from any thread, in any order.
-
-    `done` gets the `Batch` when its last row is there, or at once the first error.
-    """
-
-    def __init__(
-        self,
-        indices: Iterable[int],
-        *,
-        pin: bool,
-        skip: bool,
-        collate: Collate | None = None,
-    ) -> None:
-        self.indices = [int(index) for index in indices]
-        self.done: SimpleQueue[Batch | BaseException] = SimpleQueue()
-        self.has_failed = False
-        self.row_bytes = 0  # the memory that a sample takes, as far as is known
-        self._rows: dict[int, Any] = {}
-        self._skip, self._pin, self._collate = skip, pin, collate
-        self._lock = threading.Lock()
-
-    def put(self, row: int, sample: Any) -> None:
-        """Give a row its sample."""
-        if not self.row_bytes:
-            self.row_bytes = sum(tensor.nbytes for tensor in tensors(sample))
-        with self._lock:
-            self._rows[row] = sample
-            is_last = len(self._rows) == len(self.indices)
-        if not is_last or self.has_failed:
-            return
-        read, self._rows = [self._rows[row] for row in range(len(self.indices))], {}
-        try:
-            self.done.put(batch_of(read, self._pin, self._collate, self.indices))
-        except Exception as error:  # raised again in the thread that asks
-            self.fault(row, error)
-
-    def fault(self, row: int, error: BaseException) -> None:
-        """Leave a row out if that is wanted and a sample alone is at fault, else fail."""
-        if self._skip and isinstance(error, SampleError):
-            self.put(row, Skipped.of(error))
-            return
-        self.has_failed = True
-        self.done.put(error)
-
-
 def batch_of(
-    read: Sequence[Any], pin: bool, collate: Collate | None = None, indices: Sequence[int] = ()
+    read: Sequence[Any], pin: bool, collate: Collate | None = None, indices: Sequence[int] | Indices = ()
 ) -> Batch:
     """The batch of samples and, among them, `Skipped` ones, in the order in which they came.
 

@@ -3,7 +3,6 @@ overlap. Runs anywhere; no torch at import.
 
     class Photos:                             # a `Samples`
         def __len__(self): ...
-        def num_bytes(self, index): ...       # what fetch will hold
         def fetch(self, index): ...           # waits for the network
         def decode(self, index, fetched, draw): ...   # computes
 
@@ -30,13 +29,11 @@ class Draw:
     """Which random numbers augmentation draws: those of one epoch of a training.
 
     With the index of a sample it says all: neither the number of threads or ranks, nor what was
-    drawn before, changes what a sample looks like. With `keys_all` that holds for numbers of numpy
-    and Python's `random`, too. See `gpupool.data.reading.augmentation.keyed_draws`.
+    drawn before, changes what a sample looks like. See `gpupool.data.reading.augmentation`.
     """
 
     seed: int
     epoch: int
-    keys_all: bool = False
 
     def key(self, index: int) -> int:
         """A number in 0..2**64-1 for one sample: the same everywhere, as good as independent.
@@ -47,6 +44,11 @@ class Draw:
         # Modulo, because a seed may be negative, or larger.
         packed = struct.pack("<3Q", *(int(part) % 2**64 for part in (self.seed, self.epoch, index)))
         return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+def numbered(draw: Draw | None, number: int) -> Draw | None:
+    """What keys the same index for the `number`th time, or in the `number`th part of a whole."""
+    return Draw(draw.key(number), draw.epoch) if draw and number else draw
 
 
 class Skipped(NamedTuple):
@@ -70,9 +72,6 @@ class Samples(Protocol):
     """
 
     def __len__(self) -> int: ...
-
-    def num_bytes(self, index: int) -> int:
-        """About how many bytes `fetch` will hold: bounds what is in flight."""
 
     def fetch(self, index: int) -> Any:
         """What has to be waited for, such as the bytes of a file. Called by many threads at once.

@@ -6,93 +6,59 @@ and the normalization of its batches.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from gpupool.core.errors import DataError
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, Samples
-from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.samples import Draw, Samples, numbered
 
 
 def opened(dataset: Any) -> Any:
     """A `Samples` for a Subset or ConcatDataset of such, also nested; anything else as it is."""
-    if type(dataset) is Subset:
-        whole = opened(dataset.dataset)
-        if isinstance(whole, Samples):
-            return Nested((whole,), np.asarray(dataset.indices, np.int64))
+    is_nested = type(dataset) in (Subset, ConcatDataset)
+    return Nested(dataset) if is_nested and all(map(_is_ours, parts(dataset))) else dataset
+
+
+def parts(dataset: Any) -> list[Any]:
+    """The data sets that a sample of this one may be of, with `leaf`."""
     # Not of derived classes, which may change what a sample is.
+    if type(dataset) is Subset:
+        return parts(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        parts = tuple(map(opened, dataset.datasets))
-        if all(isinstance(part, Samples) for part in parts):
-            return Nested(parts, np.arange(len(dataset)))
-    return dataset
+        return [leaf for part in dataset.datasets for leaf in parts(part)]
+    return [dataset]
 
 
-def again(dataset: Any) -> Any:
-    """The data set for an epoch in which a sample may come more than once.
+def leaf(dataset: Any, index: int, draw: Draw | None = None) -> tuple[Any, int, Draw | None]:
+    """Of which data set a sample is, where there, and what keys its random numbers.
 
-    Its sample i + k * len(dataset) is sample i when it comes for the (k + 1)th time, with random
-    numbers of augmentation of its own.
+    Those of the same row of two parts differ.
     """
-    dataset = opened(dataset)
-    return _SamplesAgain(dataset) if isinstance(dataset, Samples) else _Again(dataset)
-
-
-@dataclass(frozen=True, eq=False)
-class _Again:
-    """What keys the random numbers of a data set of the user's is the index that is asked for."""
-
-    part: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "part":  # asked for while it is unpickled
-            raise AttributeError(name)
-        found = getattr(self.part, name)
-        if name == "__getitems__":
-            return lambda indices: found([index % len(self.part) for index in indices])
-        return found
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.part[index % len(self.part)]
-
-
-class _SamplesAgain(_Again):
-    """A `Samples`."""
-
-    def num_bytes(self, index: int) -> int:
-        """About how many bytes `fetch` holds."""
-        return int(self.part.num_bytes(index % len(self.part)))
-
-    def fetch(self, index: int) -> Any:
-        """What the data set fetches."""
-        return self.part.fetch(index % len(self.part))
-
-    def decode(self, index: int, fetched: Any, draw: Draw | None) -> Any:
-        """What the data set decodes, with other random numbers each time."""
-        number, row = divmod(index, len(self.part))
-        return self.part.decode(row, fetched, _own(draw, number))
+    while True:
+        if type(dataset) is Subset:
+            dataset, index = dataset.dataset, int(dataset.indices[index])
+        elif type(dataset) is ConcatDataset:
+            number = bisect_right(dataset.cumulative_sizes, index)
+            index -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset, draw = dataset.datasets[number], numbered(draw, number)
+        else:
+            return dataset, index, draw
 
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """A `Samples`: sample i is sample `rows[i]` of all `parts`, one after the other."""
+    """A `Samples` of a Subset or ConcatDataset."""
 
-    parts: tuple[Any, ...]
-    rows: Indices
+    whole: Any
 
     @property
     def normalization(self) -> Normalization | None:
         """That of the parts. Raises DataError if they differ in it."""
-        asked: set[Normalization | None] = {
-            getattr(part, "normalization", None) for part in self.parts
-        }
+        asked = {getattr(part, "normalization", None) for part in parts(self.whole)}
         if len(asked) > 1:
             raise DataError(
                 "the parts of a ConcatDataset have another normalization each; give them the same "
@@ -102,40 +68,22 @@ class Nested:
         return asked.pop()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.whole)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self.decode(index, self.fetch(index), None)
 
-    def num_bytes(self, index: int) -> int:
-        """About how many bytes `fetch` holds."""
-        number, row = self._place(index)
-        return int(self.parts[number].num_bytes(row))
-
     def fetch(self, index: int) -> Any:
         """What the part fetches."""
-        number, row = self._place(index)
-        return self.parts[number].fetch(row)
+        part, row, _ = leaf(self.whole, index)
+        return part.fetch(row)
 
     def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, Any]:
-        """What the part decodes; the random numbers of the same row of two parts are others."""
-        number, row = self._place(index)
-        made: tuple[Any, Any] = self.parts[number].decode(row, fetched, _own(draw, number))
+        """What the part decodes."""
+        part, row, own = leaf(self.whole, index, draw)
+        made: tuple[Any, Any] = part.decode(row, fetched, own)
         return made
 
-    def _place(self, index: int) -> tuple[int, int]:
-        """Which part, and which row of it."""
-        row = int(self.rows[index])
-        # One after the other: parts are few.
-        for number, part in enumerate(self.parts):
-            if row < len(part):
-                return number, row
-            row -= len(part)
-        raise IndexError(index)
 
-
-def _own(draw: Draw | None, number: int) -> Draw | None:
-    """What keys the random numbers of a part."""
-    if draw is None or not number:
-        return draw
-    return Draw(draw.key(number), draw.epoch, draw.keys_all)
+def _is_ours(dataset: Any) -> bool:
+    return isinstance(dataset, Samples)

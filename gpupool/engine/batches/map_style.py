@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.data.loading import ways
 from gpupool.data.reading import shards
 from gpupool.data.reading.collate import Batch, Collate
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.subsets import opened
 from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Dataset, Share, halves, normalization_of
-from gpupool.engine.batches.transfer import moved, transfer
+from gpupool.engine.batches.transfer import moved
 from gpupool.engine.group.forming import World
 
 _MAX_PLACEHOLDERS = 1000  # samples that are tried when not one of a share could be read
@@ -49,9 +50,7 @@ def load_shares(
     """
     cuts = [shards.shard_in_parts(batch, world.rank, world.size, num_parts) for batch in batches]
     mine = [share for share, _ in cuts]
-    # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
-    dataset = ways.opened(dataset)
-    loading = ways.load_batches(
+    loading = load_batches(
         dataset,
         mine,
         device=world.device,
@@ -60,11 +59,11 @@ def load_shares(
         collate=collate,
         workers=workers,
     )
-    scaling = normalization_of(dataset, world.device, normalization)
+    scaling = normalization_of(opened(dataset), world.device, normalization)
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.
     may_lack = skip or not all(map(len, mine))
     placeholder: tuple[Any, ...] | None = None
-    with closing(loading), transfer(world.device) as on_way:  # a traceback may hold this frame
+    with closing(loading):  # a traceback may hold this frame
         asked = time.perf_counter()
         pairs = zip(batches, awaited(loading), strict=True)
         for number, (batch, loaded) in enumerate(pairs, start=1):
@@ -79,7 +78,8 @@ def load_shares(
                 placeholder = one_of(whole, world.device)
             if loaded.num == 0 and placeholder is not None:
                 inputs, targets = placeholder
-            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs = moved("inputs", inputs, world.device)
+            targets = moved("targets", targets, world.device)
             inputs, targets = halves(inputs, targets, form, scaling)
             yield Share(
                 inputs=inputs,
@@ -91,9 +91,8 @@ def load_shares(
                 is_last=number == len(batches),
                 part_sizes=cuts[number - 1][1],
             )
-            # neither the step in between nor a wait for the device is one for data
+            # the step in between is no wait for data
             del inputs, targets, loaded
-            on_way.end_step()
             asked = time.perf_counter()
 
 
@@ -120,7 +119,7 @@ def _one_sample(
     # Without skipping one try is enough: what is wrong with that sample is raised.
     others = islice(chain(batch, range(len(dataset))), _MAX_PLACEHOLDERS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
-    reading = ways.load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
+    reading = load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
     for loaded in awaited(reading):
         if loaded is not None and loaded.num:
             return loaded

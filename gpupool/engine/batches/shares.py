@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.map_style import load_shares
-from gpupool.engine.batches.order import epoch_batches, may_repeat
+from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.share import Dataset, Share, parts_of_batch
 from gpupool.engine.batches.stream import stream_shares
 from gpupool.engine.group.forming import World
@@ -38,8 +37,6 @@ def epoch_shares(
             dataset, options, world, epoch, samples_done, draw, normalization, form
         )
     batches = epoch_batches(dataset, options, epoch, samples_done)
-    if may_repeat(dataset, options):
-        dataset = ways.again(dataset)
     return load_shares(
         dataset,
         batches,

@@ -25,20 +25,17 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
 from gpupool.data.reading.collate import Batch, batch_of, no_sample
-from gpupool.data.reading.cpu_loader import read_ahead
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
+from gpupool.data.reading.rows import Reading
 from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.data.reading.threads import read_ahead
 from gpupool.data.reading.trees import tensors
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches import share
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Share
-from gpupool.engine.batches.transfer import transfer
+from gpupool.engine.batches.transfer import moved
 from gpupool.engine.group.forming import World
-
-_FOREVER = 2**62  # batches: a stream ends itself
-_NUM_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +70,12 @@ def stream_shares(
 
     Raises TrainingError, on every rank, if not the same came on all, or nothing at all.
     """
-    reading = Reading(
-        _NUM_AHEAD,
-        world.device,
-        draw,
-        options.on_error == "skip",
-        MAX_BYTES_IN_FLIGHT,
-        options.collate,
-    )
+    reading = Reading(draw, options.on_error == "skip", options.collate, world.device)
     samples = _samples(dataset, epoch, samples_done, reading)
-    loading = read_ahead(_cuts(samples, options, world, reading), _FOREVER, reading)
+    loading = read_ahead(_cuts(samples, options, world, reading), reading)
     scaling = share.normalization_of(dataset, world.device, normalization)
     asked, is_empty = time.perf_counter(), samples_done == 0
-    with closing(loading), transfer(world.device) as on_way:
+    with closing(loading):
         for cut in awaited(loading):
             _compare(cut, world, epoch)
             if cut is None:  # the same on all ranks, or `_compare` would have raised
@@ -100,7 +90,8 @@ def stream_shares(
             inputs, targets = batch.inputs, batch.targets
             if not batch.num:
                 inputs, targets = cut.spare.inputs, cut.spare.targets
-            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs = moved("inputs", inputs, world.device)
+            targets = moved("targets", targets, world.device)
             inputs, targets = share.halves(inputs, targets, form, scaling)
             yield Share(
                 inputs=inputs,
@@ -114,7 +105,6 @@ def stream_shares(
             )
             if cut.is_last:  # to compare what comes after it would cost one more all-reduce
                 return
-            on_way.end_step()
             asked = time.perf_counter()
 
 

@@ -1,15 +1,8 @@
-"""Batches on their way to the rank's device, beside what it computes there. Runs on engines.
-
-A copy in the stream of the steps would wait for all of them, and they for it. Aside it runs while
-the steps before it compute. It lies in memory of its own then, which comes back when the device has
-come so far, not when Python frees it. So the host is at most two steps ahead of the device.
-"""
+"""Batches on their way to the rank's device. Runs on engines."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,11 +10,7 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import DataError
-from gpupool.data import device as devices
-from gpupool.data.device import Aside, Mark
-from gpupool.data.reading.trees import first_tensor, map_tensors, tensors
-
-MAX_STEPS_AHEAD = 2
+from gpupool.data.reading.trees import first_tensor, map_tensors
 
 
 def moved(name: str, batch: Any, device: torch.device) -> Any:
@@ -31,7 +20,7 @@ def moved(name: str, batch: Any, device: torch.device) -> Any:
     """
     if batch is None:  # where a batch has no targets of its own
         return None
-    if isinstance(batch, Tensor):  # from pinned memory the copy overlaps with what the GPU does
+    if isinstance(batch, Tensor):  # from pinned memory the host does not wait for the copy
         return batch.to(device, non_blocking=True)
     if first_tensor(batch) is None:
         if callable(getattr(batch, "to", None)):
@@ -46,36 +35,3 @@ def moved(name: str, batch: Any, device: torch.device) -> Any:
             "no tensor",
         )
     return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
-
-
-@contextmanager
-def transfer(device: torch.device) -> Iterator[Transfer]:
-    """What brings the batches of one reading to the device."""
-    with devices.borrowed_aside(device) as aside:
-        yield Transfer(device, aside)
-
-
-class Transfer:
-    """Brings batches to `device` in the stream `aside`."""
-
-    def __init__(self, device: torch.device, aside: Aside) -> None:
-        self._device, self._aside = device, aside
-        self._here = devices.of(device)
-        self._steps: deque[Mark] = deque()  # the end of each that the device may not have reached
-
-    def bring(self, **halves: Any) -> tuple[Any, ...]:
-        """Halves of a batch, by name, on the device; the stream of the moment waits for them.
-
-        Raises DataError if one of them has no tensor.
-        """
-        with self._aside:
-            brought = tuple(moved(name, half, self._device) for name, half in halves.items())
-            handover = self._aside.hand_over(tensors(brought))
-        handover.take()
-        return brought
-
-    def end_step(self) -> None:
-        """The step with the last batch has been given to the device; waits if that is behind."""
-        self._steps.append(self._here.mark())
-        if len(self._steps) > MAX_STEPS_AHEAD:
-            self._steps.popleft().synchronize()

@@ -20,7 +20,7 @@ from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
-from gpupool.data.loading import ways
+from gpupool.data.reading import loader
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
@@ -88,7 +88,7 @@ def fit(
     training.run.reporter.requests["user"] = stop_requested
     training.emit_start()
     try:
-        with ways.kept(options.epochs):  # processes that read end with it
+        with loader.kept(options.epochs):  # workers end with it
             training.begin()
             training.run_epochs()
             training.validate_last()

@@ -29,7 +29,7 @@ from gpupool.core.wire.events import (
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.data.loading import ways
+from gpupool.data.reading import loader
 from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
@@ -281,7 +281,7 @@ class Reporter:
             self.emit(WarningEvent("data", sentence, step))
 
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
-        read_by = "" if self._dataset is None else ways.read_by(self._dataset)
+        read_by = "" if self._dataset is None else loader.read_by(self._dataset)
         news = self._reads.add_sums(sums, step, epoch, read_by)
         if news is not None:
             self.emit(news)

@@ -17,7 +17,7 @@ import pytest
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
 from gpupool.data.datastores.tar import TarDatastore
-from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.stores.retry import counts
 from tests.data.pictures import image_file
 from tests.fuzz.test_tar import member, negative, record

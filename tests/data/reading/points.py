@@ -42,9 +42,6 @@ class Points:
     def __len__(self) -> int:
         return self.num
 
-    def num_bytes(self, index: int) -> int:
-        return 100
-
     def fetch(self, index: int) -> int:
         with self._lock:
             self.fetched.append(index)

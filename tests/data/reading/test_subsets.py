@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from gpupool.core.errors import DataError
-from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.subsets import opened

@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
-from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.segmentation.patches import RandomPatches

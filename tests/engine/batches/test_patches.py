@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpupool import Pool, SegmentationDatastore, SpmdError, TrainingOptions
-from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.order import epoch_batches
 from tests.support.pools import Pools

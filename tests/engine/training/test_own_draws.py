@@ -111,7 +111,7 @@ def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pool
     pids = [found[rank] for rank in (0, 1)]
     run = TrainingRun(pool, network(DOUBLE), Computing(), "cross_entropy", options, None)
     try:
-        until(lambda: "process" in run.history.reads.read_by, DEADLINE_S, "processes that read")
+        until(lambda: "worker" in run.history.reads.read_by, DEADLINE_S, "workers")
     finally:
         run.stop()
     result = run.result()

@@ -1,4 +1,4 @@
-"""Batches read ahead: by one thread from data sets that are not ours."""
+"""Batches in order, read here or ahead by one thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.loading.ways import load_batches
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.rows import Reading
+from gpupool.data.reading.threads import read_ahead
 from tests.data.reading.points import TIMEOUT_S, Points, first, full, join_loaders, num_threads
 
 ROOT = Path(__file__).parents[3]
@@ -66,16 +68,15 @@ def test_no_batches_and_empty_batches() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_it_reads_ahead_but_not_further_than_asked(depth: int) -> None:
+def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
     dataset = Squares(closed_from=1 + depth)
-    # one thread: on a busy machine a sample may seem to wait, and more would be chosen
-    one_by_one = batches(*[[i] for i in range(10)])
-    loading = load_batches(dataset, one_by_one, depth=depth, workers=0)
-    next(loading)  # now batches 1..depth are read without being asked for
+    loading = read_ahead((dataset[i] for i in range(10)), Reading(depth=depth))
+    next(loading)  # now 1..depth are read without being asked for
     next(loading)  # and one more may start: it waits at the gate
     assert dataset.reached.wait(TIMEOUT_S)
     assert dataset.read == list(range(depth + 2))
-    loading.close()
+    loading.close()  # which does not wait for it
+    assert not dataset.gate.is_set()
     dataset.gate.set()
     join_loaders()
     assert dataset.read == list(range(depth + 2))
@@ -100,22 +101,9 @@ def test_an_error_comes_out_at_its_own_batch() -> None:
     assert list(loading) == []
 
 
-def test_closing_does_not_wait_for_a_read_that_hangs() -> None:
-    dataset = Squares(closed_from=1)
-    # one thread: on a busy machine a sample may seem to wait, and more would be chosen
-    loading = load_batches(dataset, batches([0], [1], [2]), workers=0)
-    next(loading)
-    assert dataset.reached.wait(TIMEOUT_S)
-    loading.close()
-    assert not dataset.gate.is_set()
-    dataset.gate.set()
-    join_loaders()
-    assert dataset.read == [0, 1]
-
-
 def test_dropping_the_iterator_ends_the_thread() -> None:
-    for batch in load_batches(Squares(), batches([0], [1], [2], [3], [4])):
-        assert batch is not None
+    dataset = Squares()
+    for _ in read_ahead((dataset[i] for i in range(9)), Reading()):
         break
     join_loaders()
 

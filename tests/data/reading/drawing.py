@@ -6,7 +6,8 @@ import os
 import random
 import signal
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -32,16 +33,6 @@ class Drawing(Dataset[Any]):
         return drawn, index
 
 
-class DrawingLate(Drawing):
-    """Only samples that no measuring meets draw."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= NUM - 10:
-            return super().__getitem__(index)
-        time.sleep(0.002)
-        return torch.full((4,), float(index), dtype=torch.float64), index
-
-
 class Together(Drawing):
     """Samples that come several at once."""
 
@@ -64,6 +55,31 @@ class Plain(Dataset[Any]):
         while time.thread_time() < until:
             pass
         return torch.full((3,), float(index)), os.getpid()
+
+
+class Hanging(Plain):
+    """All but the first batch hangs."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(600.0 * (index >= 8))
+        return super().__getitem__(index)
+
+
+class Opening(Dataset[Any]):
+    """Bytes of a file that is opened when the first of them is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: BinaryIO | None = None
+
+    def __len__(self) -> int:
+        return NUM
+
+    def __getitem__(self, index: int) -> Any:
+        self.file = self.file or self.path.open("rb", buffering=0)
+        self.file.seek(index)
+        time.sleep(0.001)  # so that another process could move it
+        return self.file.read(1)[0], index
 
 
 class Bad(Plain):

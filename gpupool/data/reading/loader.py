@@ -1,0 +1,259 @@
+"""How a data set is read: by threads, by workers, or where the training runs. On engines; torch.
+
+    with kept(passes=10):                     # the epochs of a training: workers stay until then
+        for batch in load_batches(dataset, batches): ...
+
+Data sets of ours are read by threads. Of others the first batch is read here, and measured: does a
+sample wait or compute, and is it worth to fork?
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpupool.core.machine.limits import little_shared_memory
+from gpupool.data import device as devices
+from gpupool.data.reading.augmentation import DrawsError, generators, restore
+from gpupool.data.reading.collate import Batch, Collate
+from gpupool.data.reading.processes import Workers, unread
+from gpupool.data.reading.rows import Reading, Rows, is_table
+from gpupool.data.reading.samples import Draw, Samples
+from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.subsets import opened
+from gpupool.data.reading.threads import Reads, read_ahead, read_in_threads
+from gpupool.data.reading.trees import tensors
+
+_QUICK_BYTES = 1 << 18  # of a batch that lies in memory: about 0.03 ms
+_PAYS_S = 3.0  # of reading, for which workers are forked
+_WAITS = 0.5  # the share of a sample's time on a core, below which it waits for something else
+_MOST_WAITING = 8  # workers a core
+
+
+def load_batches(
+    dataset: Any,
+    batches: Sequence[Indices],
+    *,
+    depth: int = 2,
+    device: torch.device | str = "cpu",
+    draw: Draw | None = None,
+    skip: bool = False,
+    collate: Collate | None = None,
+    workers: int | None = None,
+) -> Reads:
+    """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
+
+    A data set of ours (`Samples`), or a Subset of one, is fetched by many threads and decoded by as
+    many as this process has cores (`torch.get_num_threads()`), `depth` batches ahead. Another one
+    is read by `workers` processes; unless given, by as many as its first batch shows to be right.
+    Reading starts with the first `next()`. With `depth` 0 the caller's thread reads each batch when
+    it is asked for, which a debugger can follow.
+
+    Tensors stay in CPU memory, pinned if `device` is a CUDA device. `draw` keys the random numbers
+    of augmentation. `skip` leaves out samples that raise SampleError and lists them in the batch.
+    `collate` makes a batch of a list of samples.
+
+    What reading raises is raised by the `next()` of that batch. Closing the iterator, also by an
+    exception or by leaving the last reference, ends the threads; those that wait for a store end
+    when it answers.
+
+    Raises DataError if the images of a batch differ in size.
+    """
+    reading = Reading(draw, skip, collate, devices.of(device).device, depth)
+    if depth == 0:
+        return _here(Rows(opened(dataset)), batches, reading)
+    if is_table(dataset) and collate is None:
+        num_bytes = sum(tensor.nbytes for tensor in dataset.tensors) // max(1, len(dataset))
+        reads = _here(Rows(dataset), batches, reading)
+        is_quick = num_bytes * max(map(len, batches), default=0) <= _QUICK_BYTES
+        return reads if is_quick else read_ahead(reads, reading)
+    return _read(dataset, batches, reading, workers)
+
+
+# ---- what is kept ---------------------------------------------------------------------------
+
+
+class _Known:
+    """What is known of a data set, and the workers that read it."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self.dataset, self.collate = dataset, collate
+        whole = opened(dataset)
+        self.rows, self._unread = Rows(whole), unread(whole)
+        self.by_threads = isinstance(whole, Samples)
+        self.num_workers: int | None = None
+        self._workers: list[Workers] = []
+        self._free: list[Workers] = []
+
+    def __str__(self) -> str:
+        if self.by_threads or self.num_workers is None:
+            return ""
+        if self.num_workers == 0:
+            return "the training's own thread"
+        return f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
+
+    def by_workers(self, batches: Sequence[Indices], reading: Reading) -> Reads:
+        """Batches that workers read, which are the next one's afterwards."""
+        if not self._free:
+            self._workers.append(Workers(self._unread, self.num_workers or 1, self.collate))
+            self._free.append(self._workers[-1])
+        workers = self._free.pop()
+        try:
+            yield from workers.read(batches, reading)
+        finally:
+            self._free.append(workers)
+
+    def close(self) -> None:
+        for workers in self._workers:
+            workers.close()
+
+
+class _Kept:
+    """What is known of data sets, for about so many passes over each."""
+
+    def __init__(self, passes: int) -> None:
+        self.passes = passes
+        self.known: dict[tuple[int, int], _Known] = {}  # by ids of what they hold
+
+    def of(self, dataset: Any, collate: Collate | None) -> _Known:
+        key = id(dataset), id(collate)
+        if key not in self.known:
+            self.known[key] = _Known(dataset, collate)
+        return self.known[key]
+
+    def close(self) -> None:
+        for known in self.known.values():
+            known.close()
+
+
+_kept: _Kept | None = None
+
+
+@contextmanager
+def kept(passes: int = 1) -> Iterator[None]:
+    """What is found out about data sets, and workers that read them, stay until the end.
+
+    Each is read about `passes` times. Inside of another one, that counts.
+    """
+    global _kept
+    if _kept is not None:
+        yield
+        return
+    _kept = mine = _Kept(passes)
+    try:
+        yield
+    finally:
+        _kept = None
+        mine.close()
+
+
+def read_by(dataset: Any) -> str:
+    """By what a data set is read, while it is `kept`: "8 workers"; "" where that is not known."""
+    known = () if _kept is None else _kept.known.values()
+    return next((str(one) for one in known if one.dataset is dataset), "")
+
+
+# ---- ways -----------------------------------------------------------------------------------
+
+
+def _read(
+    dataset: Any, batches: Sequence[Indices], reading: Reading, num_workers: int | None
+) -> Reads:
+    mine = _kept or _Kept(1)
+    known = mine.of(dataset, reading.collate)
+    try:
+        if known.by_threads:
+            try:
+                yield from read_in_threads(known.rows.dataset, batches, reading)
+                return
+            except DrawsError:  # before the first batch
+                known.by_threads = False
+        given: list[Batch | None] = []
+        if known.num_workers is None and num_workers is None:
+            num_samples = mine.passes * sum(map(len, batches))
+            given, known.num_workers = _first(known.rows, batches, reading, num_samples)
+        elif known.num_workers is None:
+            known.num_workers = num_workers
+        left = batches[len(given) :]
+        if known.num_workers and len(left):
+            yield from read_ahead(known.by_workers(left, reading), reading, given=given)
+        else:
+            yield from given
+            yield from _here(known.rows, left, reading)
+    finally:
+        if mine is not _kept:
+            mine.close()
+
+
+def _here(rows: Rows, batches: Sequence[Indices], reading: Reading) -> Reads:
+    """Each batch when it is asked for; what it draws leaves the generators where they were."""
+    for indices in batches:
+        with _generators_kept(rows, reading):
+            batch = rows.batch(indices, reading)
+        yield batch
+        del batch  # it is the caller's now
+
+
+def _first(
+    rows: Rows, batches: Sequence[Indices], reading: Reading, num_samples: int
+) -> tuple[list[Batch | None], int | None]:
+    """The batches up to the first that is not empty, and how many workers shall read the others."""
+    given: list[Batch | None] = []
+    for indices in batches:
+        if len(indices) == 0:
+            given.append(None)
+            continue
+        # The first sample may import modules, and open files.
+        num_first = min(1, len(indices) - 1)
+        with _generators_kept(rows, reading):
+            samples = rows.samples(indices[:num_first], reading)
+            wall_s, cpu_s = time.perf_counter() - _queued_s(), time.thread_time()
+            samples += rows.samples(indices[num_first:], reading)
+            batch = rows.made(samples, indices, reading)
+            wall_s = time.perf_counter() - _queued_s() - wall_s
+            cpu_s = time.thread_time() - cpu_s
+        if any(tensor.is_cuda for tensor in tensors((batch.inputs, batch.targets))):
+            return [*given, batch], 0  # a forked process cannot use a GPU
+        num_cores, num_timed = torch.get_num_threads(), len(indices) - num_first
+        num = num_workers_for(wall_s / num_timed, cpu_s / num_timed, num_samples, num_cores)
+        if num and (said := little_shared_memory()):
+            warnings.warn(f"{said} Until then no workers read the data.", stacklevel=2)
+            num = 0
+        return [*given, batch], num
+    return given, None
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a core, which is not waiting for its data."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # a kernel without it
+        return 0.0
+
+
+@contextmanager
+def _generators_kept(rows: Rows, reading: Reading) -> Iterator[None]:
+    if reading.draw is None or is_table(rows.dataset):
+        yield
+        return
+    before = generators()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def num_workers_for(wall_s: float, cpu_s: float, num_samples: int, cores: int) -> int:
+    """How many workers shall read samples that take so long each, of which `cpu_s` on a core."""
+    if wall_s * num_samples < _PAYS_S:
+        return 0
+    if cpu_s >= _WAITS * wall_s:
+        return cores
+    return min(_MOST_WAITING * cores, math.ceil(cores * wall_s / max(cpu_s, 1e-9)))

@@ -1,0 +1,192 @@
+"""The workers that read a data set of the user's, by torch's DataLoader. Runs on engines; torch.
+
+They are forked, so a data set of any class is there as it is, and nothing of it is copied. A thread
+forks them and lives as long as they shall: with it, or with the rank, the kernel ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import signal
+import traceback
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from functools import partial
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import cloudpickle
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
+
+from gpupool.core.errors import DataError
+from gpupool.core.machine.limits import little_shared_memory
+from gpupool.core.machine.processes import die_with
+from gpupool.data.reading.collate import Collate
+from gpupool.data.reading.rows import Reading, Rows
+from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.threads import Reads
+from gpupool.data.reading.trees import pinned
+from gpupool.data.stores.threads import start_threads
+
+_OURS = str(Path(__file__).parents[2])
+_END_S = 1.0
+# Workers that wait are more than there are cores; and every user of torch forks beside its threads.
+_EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
+_Task = tuple[Indices, Draw | None, bool]
+
+
+class Workers:
+    """`num` processes that read a data set, and make batches of it, until `close`."""
+
+    def __init__(self, dataset: Any, num: int, collate: Collate | None) -> None:
+        if said := little_shared_memory():
+            raise DataError(f"{said} Or choose workers=0.", "shared memory")
+        self._tasks: list[_Task] = []
+        answers = _Answers(dataset, collate)
+        begun: SimpleQueue[DataLoader[Any] | BaseException] = SimpleQueue()
+        end: SimpleQueue[None] = SimpleQueue()
+        start_threads("gpupool-workers", [partial(_live, answers, num, self._tasks, begun, end)])
+        self.close = weakref.finalize(self, end.put, None)
+        loader = begun.get()
+        if isinstance(loader, BaseException):
+            raise loader
+        self._loader = loader
+
+    def read(self, batches: Sequence[Indices], reading: Reading) -> Reads:
+        """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
+        self._tasks[:] = [(indices, reading.draw, reading.skip) for indices in batches]
+        for batch in self._answers():
+            if isinstance(batch, BaseException):
+                raise batch
+            if batch is not None and reading.pin:
+                inputs, targets = pinned((batch.inputs, batch.targets))
+                batch = batch._replace(inputs=inputs, targets=targets)
+            yield batch
+            del batch  # it is the caller's now
+
+    def _answers(self) -> Iterator[Any]:
+        try:
+            for sent in self._loader:
+                yield pickle.loads(sent)  # nosec B301 # from our own process
+        except (RuntimeError, EOFError, OSError) as error:  # those of the data set come as answers
+            raise DataError(
+                "a worker that reads samples for this rank was killed, or has ended itself; most "
+                "often memory has run out: choose fewer workers=, or a smaller batch_size "
+                f"({error})",
+                "worker died",
+            ) from None
+
+
+def unread(dataset: Any) -> Any:
+    """A data set as it is now, for workers: files that it opens when it is read are not theirs.
+
+    What it holds is not copied, but for data sets inside of it.
+    """
+    if not isinstance(dataset, Dataset):
+        return dataset
+    try:
+        same = copy.copy(dataset)
+        if isinstance(dataset, ConcatDataset):
+            same.datasets = [unread(part) for part in dataset.datasets]  # type: ignore[attr-defined]
+        for name, part in vars(dataset).items():
+            if isinstance(part, Dataset):
+                setattr(same, name, unread(part))
+    except Exception:  # a class that is not to be copied
+        return dataset
+    return same
+
+
+def _live(
+    answers: _Answers,
+    num: int,
+    tasks: list[_Task],
+    begun: SimpleQueue[DataLoader[Any] | BaseException],
+    end: SimpleQueue[None],
+) -> None:
+    """Fork the workers, wait for the end, and end them."""
+    try:
+        with warnings.catch_warnings():
+            for expected in _EXPECTED:
+                warnings.filterwarnings("ignore", expected)
+            loader = DataLoader(
+                answers,
+                batch_size=None,
+                sampler=tasks,
+                num_workers=num,
+                collate_fn=_as_it_is,
+                worker_init_fn=partial(_begin, os.getpid()),
+                multiprocessing_context="fork",
+                persistent_workers=True,
+                generator=torch.Generator(),  # the rank's own gives the noise of its steps
+            )
+            workers = iter(loader)._workers  # type: ignore[attr-defined]
+    except BaseException as error:  # raised again in the thread that asks
+        begun.put(error)
+        return
+    begun.put(loader)
+    del loader  # whoever reads by it has it
+    end.get()
+    for worker in workers:
+        worker.terminate()  # to which torch's workers end at once, and well
+    for worker in workers:
+        worker.join(_END_S)
+
+
+def _begin(rank: int, worker: int) -> None:
+    """What a worker does first."""
+    die_with(rank)
+    # An interrupt of the terminal is meant for the notebook, which decides about the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Said for the user, tokenizers do not warn of the fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer
+
+
+class _Answers(Dataset[Any]):
+    """What a worker gives for a task: a pickled batch, or an error."""
+
+    def __init__(self, dataset: Any, collate: Collate | None) -> None:
+        self._dataset, self._collate = dataset, collate
+        self._rows: Rows | None = None
+
+    def __getitem__(self, task: _Task) -> bytes:
+        indices, draw, skip = task
+        try:
+            if self._rows is None:  # a copy opens files of its own, where its class does that
+                self._rows = Rows(unread(self._dataset))
+            return _pickled(self._rows.batch(indices, Reading(draw, skip, self._collate)))
+        except BaseException as error:  # raised again by the rank
+            return _pickled_error(error)
+
+
+def _pickled(batch: Any) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps(batch))  # its tensors lie in shared memory
+    except Exception:  # a class that only the notebook has
+        return bytes(cloudpickle.dumps(batch))
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    """It comes from a text that begins with the first line which is not ours."""
+    lines = error.__traceback__
+    while lines and lines.tb_frame.f_code.co_filename.startswith(_OURS):
+        lines = lines.tb_next
+    with contextlib.suppress(Exception):  # its class may want arguments of its own
+        sent = bytes(cloudpickle.dumps(ExceptionWithTraceback(error, lines)))
+        pickle.loads(sent)  # nosec B301 # made just now
+        return sent
+    words = "".join(traceback.format_exception_only(error)).strip()
+    told = ExceptionWithTraceback(DataError(words, "worker"), lines)
+    return bytes(cloudpickle.dumps(told))

@@ -1,0 +1,131 @@
+"""A data set of the user's, read a batch at a time. Runs on engines and in their workers; torch.
+
+    rows = Rows(dataset)
+    batch = rows.batch(np.array([3, 1, 4]), Reading(draw=Draw(0, 1)))
+
+What a sample draws from torch, numpy and Python's `random` depends on (seed, epoch, index) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from gpupool.core.errors import SampleError
+from gpupool.data.reading.augmentation import generators, seeded
+from gpupool.data.reading.collate import Batch, Collate, batch_of
+from gpupool.data.reading.samples import Draw, Samples, Skipped, numbered
+from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.trees import pinned
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How batches are read.
+
+    `draw` keys the random numbers of augmentation; `skip` leaves out samples that cannot be read.
+    `collate` is the user's function that makes a batch; `depth` batches are read ahead.
+    """
+
+    draw: Draw | None = None
+    skip: bool = False
+    collate: Collate | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    depth: int = 2
+
+    @property
+    def pin(self) -> bool:
+        """Whether batches lie in memory that a GPU can copy from while it computes."""
+        return self.device.type == "cuda"
+
+
+class Rows:
+    """A map-style data set, whose samples `batch` reads in this thread, one after the other.
+
+    An index may be k times its length larger: that is a sample which comes for the (k + 1)th time,
+    with random numbers of its own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._is_ours = isinstance(dataset, Samples)
+        self._num = len(dataset) if hasattr(dataset, "__len__") else 0
+        self._gives_many = not self._is_ours and _gives_many(dataset)
+
+    def batch(self, indices: Indices, reading: Reading) -> Batch | None:
+        """The samples as a batch; None if there are none."""
+        if len(indices) == 0:
+            return None
+        if is_table(self.dataset) and reading.collate is None:
+            # what collating row by row comes to, in one go
+            at = torch.tensor(indices, device="cpu")
+            halves = [tensor[at] for tensor in self.dataset.tensors]
+            inputs, targets = pinned(halves) if reading.pin else halves
+            return Batch(inputs, targets, len(indices))
+        return self.made(self.samples(indices, reading), indices, reading)
+
+    def samples(self, indices: Indices, reading: Reading) -> list[Any]:
+        """The samples, with a `Skipped` for each that is left out."""
+        places = [int(index) for index in indices]
+        many = self._many(places, reading) if self._gives_many and places else None
+        return list(self._one_by_one(places, reading)) if many is None else many
+
+    @staticmethod
+    def made(samples: Sequence[Any], indices: Indices, reading: Reading) -> Batch:
+        """The batch of samples; what a `collate` draws, the first index keys."""
+        draw = None if reading.collate is None else reading.draw
+        with seeded(draw, -1 - int(indices[0])):  # no sample's own
+            return batch_of(samples, reading.pin, reading.collate, indices)
+
+    def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
+        """What the data set gives in one call; None if they must be read one by one."""
+        with seeded(reading.draw, places[0]) as draws:
+            before = generators()
+            try:
+                samples = list(self.dataset.__getitems__([self._row(place) for place in places]))
+            except SampleError:
+                if not reading.skip:
+                    raise
+                return None
+            has_drawn = getattr(draws, "has_drawn", False) or generators() != before
+        # What one call draws for several samples is not that of each of them alone.
+        if reading.draw is not None and has_drawn:
+            self._gives_many = False
+            return None
+        return samples
+
+    def _one_by_one(self, places: list[int], reading: Reading) -> Iterator[Any]:
+        for place in places:
+            try:
+                with seeded(reading.draw, place):
+                    yield self._sample(place, reading.draw)
+            except SampleError as error:
+                if not reading.skip:
+                    raise
+                yield Skipped.of(error)
+
+    def _sample(self, place: int, draw: Draw | None) -> Any:
+        if not self._is_ours:
+            return self.dataset[self._row(place)]
+        number, row = divmod(place, self._num)
+        return self.dataset.decode(row, self.dataset.fetch(row), numbered(draw, number))
+
+    def _row(self, place: int) -> int:
+        return place % self._num if self._num else place
+
+
+def is_table(dataset: Any) -> bool:
+    """Whether rows are taken out of two tensors in memory, which draws nothing."""
+    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
+
+
+def _gives_many(dataset: Any) -> bool:
+    """Whether a data set gives several samples in one call of its own."""
+    # A Subset has `__getitems__` in any case.
+    if type(dataset) is Subset:
+        return _gives_many(dataset.dataset)
+    return hasattr(dataset, "__getitems__")

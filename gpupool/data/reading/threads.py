@@ -1,0 +1,235 @@
+"""Reads ahead by threads. Runs on engines.
+
+    64 threads fetch, and decode as many at once as there are cores; one makes the batches
+
+The thread that asks for batches may be interrupted anywhere, in the middle of Python's own locks
+too. So it takes none that others need: it puts into queues and gets from them, which are written in
+C, and one None that the threads hand on ends them all. They are daemons: a store that never answers
+keeps no process alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from gpupool.core.errors import SampleError
+from gpupool.data import device as devices
+from gpupool.data.reading.augmentation import DrawsError, generators, keyed_draws, restore
+from gpupool.data.reading.collate import Batch, batch_of
+from gpupool.data.reading.rows import Reading
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples, Skipped, numbered
+from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.trees import tensors
+from gpupool.data.stores.retry import try_until
+from gpupool.data.stores.threads import join_threads, start_threads
+
+T = TypeVar("T")
+Reads = Generator[Batch | None, None, None]
+THREAD_NAME = "gpupool-loader"
+_MIN_ROWS = 2 * NUM_FETCH_THREADS  # under way, so that no thread waits for the next batch
+_MAX_BYTES = 256 << 20  # of these, beyond the batches that are read ahead in any case
+
+_POLL_S = 0.5  # of the thread that makes batches: whether anybody wants one
+
+
+class _Answer(NamedTuple):
+    value: Any
+    error: BaseException | None = None
+
+    def get(self) -> Any:
+        if self.error is None:
+            return self.value
+        try:
+            raise self.error
+        finally:
+            del self  # its traceback holds this frame
+
+
+# ---- one thread, for any generator ---------------------------------------------------------------
+
+
+def read_ahead(
+    reads: Generator[T, None, None],
+    reading: Reading,
+    *,
+    given: Sequence[T] = (),
+    on_close: Callable[[], None] = lambda: None,
+) -> Generator[T, None, None]:
+    """What is `given`, then that of `reads`: a thread runs it, `depth` ahead, and closes it.
+
+    `on_close` is called when nobody asks for more.
+    """
+    wanted: SimpleQueue[bool] = SimpleQueue()
+    answers: SimpleQueue[_Answer | None] = SimpleQueue()
+
+    def run() -> None:
+        with closing(reads):
+            try:
+                devices.of(reading.device).make_current()  # pinning would open a context on GPU 0
+                while wanted.get():
+                    answers.put(_Answer(next(reads)))
+            except StopIteration:
+                answers.put(None)
+            except BaseException as error:  # raised again in the thread that asks
+                answers.put(_Answer(None, error))
+
+    def close() -> None:
+        wanted.put(False)
+        on_close()
+
+    owner = _Owner()
+    weakref.finalize(owner, close)  # should an interrupt hit the `finally` below
+    left = list(given)
+    del given
+    try:
+        start_threads(THREAD_NAME, [run])
+        for _ in range(reading.depth):
+            wanted.put(True)
+        while left:
+            yield left.pop(0)  # it is the caller's then
+        while (answer := answers.get()) is not None:
+            wanted.put(True)
+            value = answer.get()
+            del answer
+            yield value
+            del value  # it is the caller's now
+    finally:
+        # Not waiting: a stop by the user must not hang on a store that does not answer.
+        close()
+
+
+class _Owner:
+    """Gone when the iterator is."""
+
+
+# ---- many threads, for data sets of ours -----------------------------------------------------
+
+
+def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Reading) -> Reads:
+    """The samples of each entry of `batches`, in order; None if it is empty.
+
+    The threads start with the first `next()`, and end with the iterator, however that ends. That
+    raises DrawsError if the samples draw from generators that threads share.
+    """
+    threads = _Threads(dataset, reading, min(NUM_FETCH_THREADS, sum(map(len, batches))))
+    return read_ahead(_batches(batches, reading, threads), reading, on_close=threads.close)
+
+
+class _Threads:
+    """Threads that read samples."""
+
+    def __init__(self, dataset: Samples, reading: Reading, num: int) -> None:
+        self._dataset, self._reading, self._num = dataset, reading, num
+        self._length = len(dataset)
+        self._asked: SimpleQueue[tuple[int, SimpleQueue[_Answer]] | None] = SimpleQueue()
+        self._started: SimpleQueue[None] = SimpleQueue()
+        self._running: list[threading.Thread] = []
+        self._is_closed = False
+
+    def start(self) -> None:
+        num_cores = torch.get_num_threads()
+        self._permits = threading.BoundedSemaphore(num_cores)
+        self._running = start_threads(THREAD_NAME, [self._run] * self._num)
+        for _ in range(self._num):
+            self._started.get()
+        # What a thread sets for itself is also the default of threads that are yet to come.
+        torch.set_num_threads(num_cores)
+
+    def read(self, index: int) -> SimpleQueue[_Answer]:
+        """Where the sample will be, or a `Skipped`."""
+        answer: SimpleQueue[_Answer] = SimpleQueue()
+        self._asked.put((index, answer))
+        return answer
+
+    def result(self, answer: SimpleQueue[_Answer]) -> Any:
+        """What was read; raises Empty if nobody reads any more."""
+        while True:
+            try:
+                return answer.get(timeout=_POLL_S).get()
+            except Empty:
+                if self._is_closed:
+                    raise
+
+    def close(self) -> None:
+        """End them: those that wait for work at once, others when they come back."""
+        self._is_closed = True
+        self._asked.put(None)
+
+    def join(self) -> None:
+        """Wait for their end."""
+        join_threads(self._running, threading.TIMEOUT_MAX)
+
+    def _run(self) -> None:
+        try_until(lambda: self._is_closed)
+        # Each image is worked on by one thread, as there are more of them.
+        torch.get_num_threads()  # the first use in a thread takes over the default
+        torch.set_num_threads(1)
+        self._started.put(None)
+        while (asked := self._asked.get()) is not None and not self._is_closed:
+            index, answer = asked
+            try:
+                answer.put(_Answer(self._sample(index)))
+            except BaseException as error:  # raised again in the thread that asks
+                answer.put(_Answer(None, error))
+            del asked, answer
+        self._asked.put(None)
+
+    def _sample(self, index: int) -> Any:
+        number, row = divmod(index, self._length)
+        try:
+            fetched = self._dataset.fetch(row)
+            with self._permits:
+                return self._dataset.decode(row, fetched, numbered(self._reading.draw, number))
+        except SampleError as error:
+            if not self._reading.skip:
+                raise
+            return Skipped.of(error)
+
+
+def _batches(batches: Sequence[Indices], reading: Reading, threads: _Threads) -> Reads:
+    """The batches, with so many samples under way that the threads have something to do."""
+    left = deque(batches)
+    under_way: deque[tuple[Indices, list[SimpleQueue[_Answer]]]] = deque()
+    row_bytes, before = 0, generators()
+
+    def has_room() -> bool:
+        rows = sum(len(answers) for _, answers in under_way)
+        is_small = rows < _MIN_ROWS and 0 < rows * row_bytes < _MAX_BYTES
+        return len(under_way) < reading.depth or is_small
+
+    with closing(threads):
+        threads.start()
+        while left or under_way:
+            while left and has_room():
+                indices = left.popleft()
+                under_way.append((indices, [threads.read(int(index)) for index in indices]))
+            indices, answers = under_way.popleft()
+            batch = _batch([threads.result(one) for one in answers], indices, reading)
+            # Until the first batch is there, whoever asks for it waits: nobody else draws.
+            if reading.draw is not None and not row_bytes and generators() != before:
+                threads.close()
+                threads.join()  # what is read again must not meet what they still draw
+                restore(before)
+                raise DrawsError
+            if batch is not None and batch.num:
+                nbytes = sum(one.nbytes for one in tensors((batch.inputs, batch.targets)))
+                row_bytes = max(1, nbytes // batch.num)
+            yield batch
+            del batch  # it is the caller's now
+
+
+def _batch(samples: list[Any], indices: Indices, reading: Reading) -> Batch | None:
+    """What a `collate` draws, the first index keys."""
+    if not samples:
+        return None
+    draw = None if reading.collate is None else reading.draw
+    with keyed_draws(draw, -1 - int(indices[0])):  # no sample's own
+        return batch_of(samples, reading.pin, reading.collate, indices)

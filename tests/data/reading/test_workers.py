@@ -1,0 +1,198 @@
+"""How data sets of one's own are read: the same here and by any number of workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.utils.data import Subset
+
+from gpupool.core.errors import DataError
+from gpupool.data.reading import loader
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.loader import load_batches, num_workers_for
+from gpupool.data.reading.samples import Draw
+from tests.data.reading.drawing import NUM, Bad, Drawing, Hanging, Opening, Plain, Together
+from tests.data.reading.points import Points
+from tests.support.processes import gone, until
+
+ROOT = Path(__file__).parents[3]
+BATCHES = [np.arange(i, min(i + 8, NUM)) for i in range(0, NUM, 8)]
+
+
+def read(dataset: Any, workers: int | None, **settings: Any) -> list[Batch]:
+    draw = settings.pop("draw", Draw(3, 5))
+    batches = settings.pop("batches", BATCHES)
+    found = list(load_batches(dataset, batches, draw=draw, workers=workers, **settings))
+    return [batch for batch in found if batch is not None]
+
+
+def inputs(batches: list[Batch]) -> torch.Tensor:
+    return torch.cat([batch.inputs for batch in batches])
+
+
+def readers() -> list[int]:
+    """The processes that read for this one."""
+    found = psutil.Process().children()
+    return [one.pid for one in found if one.name() == "pt_data_worker"]
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "cpu_s", "num_samples", "cores", "expected"),
+    [
+        (0.01, 0.01, 200, 4, 0),  # to start them takes as long
+        (0.01, 0.009, 1000, 4, 4),
+        (0.01, 0.001, 1000, 4, 32),  # they wait: at most eight times the cores
+        (0.01, 0.0025, 1000, 4, 16),
+        (0.01, 0.0, 1000, 1, 8),
+    ],
+)
+def test_as_many_workers_as_cores_or_more_where_they_wait(
+    wall_s: float, cpu_s: float, num_samples: int, cores: int, expected: int
+) -> None:
+    assert num_workers_for(wall_s, cpu_s, num_samples, cores) == expected
+
+
+def test_the_first_batch_shows_how_the_others_are_read() -> None:
+    for dataset, passes, shown in (
+        (Plain(), 1, "the training's own thread"),
+        (Plain(wait_s=0.002), 10**6, f"{8 * torch.get_num_threads()} workers"),
+    ):
+        with loader.kept(passes):
+            batches = read(dataset, None)
+            assert loader.read_by(dataset) == shown
+            pids = {pid for batch in batches[1:] for pid in batch.targets.tolist()}
+            assert (pids == {os.getpid()}) == (passes == 1)
+            assert pids <= {os.getpid(), *readers()}
+
+
+@pytest.mark.parametrize("dataset", [Drawing(), Together()], ids=lambda d: type(d).__name__)
+def test_numbers_drawn_are_the_same_by_any_number_of_workers(dataset: Any) -> None:
+    expected = inputs(read(dataset, 0))
+    # One after the other, in another order and in other batches.
+    alone = [inputs(read(dataset, 0, batches=[np.array([i])]))[0] for i in (59, 8, 3, 52)]
+    assert torch.equal(torch.stack(alone), expected[[59, 8, 3, 52]])
+    assert not torch.equal(inputs(read(dataset, 0, draw=Draw(3, 6))), expected)
+    for workers in (1, 3, None):
+        again = read(dataset, workers)
+        assert torch.equal(inputs(again), expected)
+        assert [batch.targets.tolist() for batch in again] == [one.tolist() for one in BATCHES]
+    half = Subset(dataset, list(range(0, NUM, 2)))
+    assert torch.equal(
+        inputs(read(half, 0, batches=[np.arange(30)])),
+        inputs(read(half, 1, batches=[np.arange(10), np.arange(10, 30)])),
+    )
+
+
+class NumpyPoints(Points):
+    """Samples of ours that draw from a generator which threads share."""
+
+    def sample(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(np.random.normal(size=2)) + random.random()
+
+
+def test_of_ours_what_draws_from_shared_generators_is_read_alone() -> None:
+    expected = inputs(read(NumpyPoints(NUM), 0, depth=0))
+    state = random.getstate()
+    for workers in (None, 2):
+        assert torch.equal(inputs(read(NumpyPoints(NUM), workers)), expected)
+    assert random.getstate() == state
+
+
+def test_what_the_user_draws_stays_the_users() -> None:
+    random.seed(1)
+    np.random.seed(2)
+    np.random.normal()  # its second number is kept for the next call
+    before = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+    for workers in (0, 2, None):
+        read(Drawing(), workers)
+    assert (
+        random.getstate(),
+        repr(np.random.get_state()),
+        torch.get_rng_state().tolist(),
+    ) == before
+
+
+def test_workers_stay_for_the_epochs_and_open_files_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(range(NUM)))
+    dataset, expected = Opening(path), list(range(NUM))
+    with loader.kept(10**6):
+        seen = set()
+        for _ in range(3):
+            batches = read(dataset, None)
+            assert [value for batch in batches for value in batch.inputs.tolist()] == expected
+            seen.add(tuple(readers()))
+        assert len(seen) == 1
+        (pids,) = seen
+        # while one pass goes on, the next one has others
+        first = load_batches(dataset, BATCHES, draw=Draw(0, 0))
+        assert next(first) is not None
+        read(dataset, None)
+        assert len(readers()) == 2 * len(pids)
+        assert len(list(first)) == len(BATCHES) - 1
+    assert dataset.file is not None
+    dataset.file.close()
+    until(lambda: not readers(), 3.0, "the end of the workers")
+
+
+def test_workers_end_with_the_reading_however_that_ends() -> None:
+    for dataset, num in ((Plain(), len(BATCHES)), (Plain(), 1), (Hanging(), 1)):
+        loading = load_batches(dataset, BATCHES, workers=2)
+        for _ in range(num):
+            assert next(loading) is not None
+        assert len(readers()) == 2
+        loading.close()
+        until(lambda: not readers(), 3.0, "the end of the workers")
+
+
+def test_a_bad_sample_an_error_and_a_killed_worker_are_told() -> None:
+    skipping = read(Bad(), 2, skip=True, batches=BATCHES[:2])
+    assert [[one.url for one in batch.skipped] for batch in skipping] == [["3"], ["13"]]
+    assert [batch.num for batch in skipping] == [7, 7]
+    with pytest.raises(DataError) as bad:
+        read(Bad(), 2, batches=[np.array([3])])
+    assert (bad.value.kind, bad.value.url) == ("damaged", "3")
+    with pytest.raises(ValueError, match="sample 58") as caught:
+        read(Bad(), 2, batches=[np.array([58])])
+    shown = str(caught.value.__cause__)
+    assert "return self.inner(index)" in shown
+    assert "in inner" in shown
+    assert "rows.py" not in shown
+    with pytest.raises(DataError) as died:
+        read(Bad(), 2, batches=[np.array([55])])
+    assert died.value.kind == "worker died"
+
+
+KILLED = """
+import numpy as np
+from gpupool.data.reading.loader import load_batches
+from tests.data.reading.drawing import Plain
+for _ in load_batches(Plain(spin_s=0.05), [np.arange(20)] * 1000, workers=2):
+    print("up", flush=True)
+"""
+
+
+def test_a_rank_that_is_killed_takes_its_workers_along() -> None:
+    rank = subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert rank.stdout is not None
+    with rank:
+        assert rank.stdout.readline() == b"up\n"
+        family = psutil.Process(rank.pid).children(recursive=True)
+        assert len(family) == 2
+        rank.send_signal(signal.SIGKILL)
+    until(lambda: gone(*(one.pid for one in family)), 3.0, "the end of the workers")
