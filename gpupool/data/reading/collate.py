@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 
 from gpupool.core.errors import DataError
 from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import pinned
 
 Collate = Callable[[list[Any]], Any]
@@ -36,7 +37,10 @@ class Batch(NamedTuple):
 
 
 def batch_of(
-    read: Sequence[Any], pin: bool, collate: Collate | None = None, indices: Sequence[int] | Indices = ()
+    read: Sequence[Any],
+    pin: bool,
+    collate: Collate | None = None,
+    indices: Indices | Sequence[int] = (),
 ) -> Batch:
     """The batch of samples and, among them, `Skipped` ones, in the order in which they came.
 

@@ -84,7 +84,7 @@ class Folder:
         def list_all(filesystem: Any, root: str) -> Listing:
             filesystem.invalidate_cache()
             if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-                return list_local(root, on_progress)
+                return _listing(*list_local(root, on_progress))
             return self._list_all(filesystem, root)
 
         found = self.do(list_all, "", "listing", quick)

@@ -17,8 +17,8 @@ from PIL import Image
 
 from gpupool.core.errors import SampleError
 from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.decode import FORMATS, decode
+from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Skipped
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.support.raising import raises
