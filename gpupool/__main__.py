@@ -9,22 +9,22 @@ from typing import NoReturn
 from gpupool.check import command
 from gpupool.core.errors import GpuPoolError
 
-CANNOT = 126  # the status of a command that could not be run; below are numbers of FAILs
 _CHECK = """\
 Tries what gpupool promises on this machine: a line for each promise, with a figure, in two to four
-minutes. "ok" is kept, "FAIL" is not, "note" is to be looked at, "skip" says why it cannot be tried.
+minutes. "ok" is kept, "FAIL" is not, "skip" says why it cannot be tried. It is pytest over
+gpupool/check (pip install 'gpupool[check]').
 With a NAME: starts a pool there as %gpupool start NAME does, and has a line for each stage.
 
 Run it where nobody else computes on these GPUs: ranks are killed, hang, and run out of memory on
-purpose. Nothing is left behind. The exit status is the number of FAILs, 125 at most; 126: it could
-not be run; 130: it was interrupted.
+purpose. Nothing is left behind. The exit status is 1 if there is a FAIL; 126: it could not be run;
+130: it was interrupted.
 """
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
-        self.exit(CANNOT, f"{self.prog}: {message}\n")
+        self.exit(command.CANNOT, f"{self.prog}: {message}\n")
 
 
 def main() -> NoReturn:
@@ -35,7 +35,6 @@ def main() -> NoReturn:
         "check",
         help="does gpupool keep its promises on this machine?",
         description=_CHECK,
-        epilog=f"names: {', '.join(one.name for one in command.CHECKS)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
@@ -46,7 +45,7 @@ def main() -> NoReturn:
         sys.exit(chosen.pop("run")(**chosen))
     except GpuPoolError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(CANNOT)
+        sys.exit(command.CANNOT)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
 import gpupool
-from gpupool.check.promise import NotKeptError, NotTriedError
 from gpupool.core.errors import SpmdError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 HANG_AFTER_S = 3.0
 START_S = 180.0  # on a machine whose driver and file system have slept
 SUM = "x = torch.ones(1, device=device)\ndist.all_reduce(x)\nx.item()"
+Tell = Callable[[str], None]  # what was found of a promise that is kept, in words
 _T = TypeVar("_T")
 
 
@@ -37,43 +38,28 @@ class Bench:
         self.start_s = 0.0
         self._where = where
         self._pool: Pool | None = None
-        self._is_closed = False
-        self._lock = threading.RLock()  # who closes it waits for a pool that is being started
 
     @property
     def pool(self) -> Pool:
-        """A pool that works. Raises NotTriedError when the bench is closed."""
-        with self._lock:
-            if self._is_closed:
-                raise NotTriedError("the bench is closed")
-            if self._pool is not None and self._pool.status().state in ("broken", "stopped"):
-                self.stop()
-            if self._pool is None:
-                began = time.monotonic()
-                self._pool = gpupool.start(
-                    **self._where,
-                    hang_after_s=HANG_AFTER_S,
-                    timeout_s=START_S,
-                    idle_timeout="10m",
-                )
-                self.start_s = time.monotonic() - began
-            return self._pool
+        """A pool that works."""
+        if self._pool is not None and self._pool.status().state in ("broken", "stopped"):
+            self.stop()
+        if self._pool is None:
+            began = time.monotonic()
+            self._pool = gpupool.start(
+                **self._where,
+                hang_after_s=HANG_AFTER_S,
+                timeout_s=START_S,
+                idle_timeout="10m",
+            )
+            self.start_s = time.monotonic() - began
+        return self._pool
 
     def stop(self) -> None:
         """Stop the pool, if there is one."""
-        with self._lock:
-            if self._pool is not None:
-                pool, self._pool = self._pool, None
-                pool.stop()
-
-    def close(self) -> None:
-        """Stop the pool, and start none any more, whoever still works here."""
-        self._is_closed = True  # first, and without the lock: who holds it may be starting a pool
-        self.stop()
-
-    def another(self) -> Bench:
-        """One like it, for the next check."""
-        return Bench(self._where, self.folder)
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            pool.stop()
 
     # ---- what it is --------------------------------------------------------------------------
 
@@ -102,9 +88,9 @@ class Bench:
         return dict(self.pool.status().pids)
 
     def needs_ranks(self, number: int = 2) -> None:
-        """Raise NotTriedError where there are fewer."""
+        """Skip the promise where there are fewer."""
         if self.n < number:
-            raise NotTriedError(f"needs {number} ranks")
+            pytest.skip(f"needs {number} ranks")
 
     # ---- what it does ------------------------------------------------------------------------
 
@@ -128,24 +114,24 @@ class Bench:
         )
 
     def error_of(self, source_or_function: str | Callable[..., Any], *args: Any) -> SpmdError:
-        """The error of a cell or function. Raises NotKeptError if there is none."""
+        """The error of a cell or function. Fails if there is none."""
         code = source_or_function
         try:
             self.pool.run(_dedented(code) if isinstance(code, str) else code, *args, timeout_s=60.0)
         except SpmdError as error:
             return error
-        raise NotKeptError("the cell did not fail")
+        pytest.fail("the cell did not fail")
 
     def healthy(self, limit_s: float = 90.0) -> float:
         """Seconds until a collective gives the right sum on every rank.
 
-        Raises NotKeptError if it is wrong.
+        Fails if it is wrong.
         """
         began = time.monotonic()
         # a group that is half aborted may answer too, but not with the right sum
         found = self.cell(SUM, limit_s)
         if set(found.values()) != {float(self.n)}:
-            raise NotKeptError(f"afterwards all_reduce gives {found} and not {self.n}")
+            pytest.fail(f"afterwards all_reduce gives {found} and not {self.n}")
         return time.monotonic() - began
 
     def train(self, model: nn.Module, data: Any, **options: Any) -> TrainingResult:
@@ -165,16 +151,16 @@ class Kept:
         self.pids = bench.pids()
 
     def compare(self, without: Iterable[int] = ()) -> None:
-        """Raise NotKeptError if a rank, but for those `without`, has lost a process or variable."""
+        """Fail if a rank, but for those `without`, has lost a process or variable."""
         others = self.pids.keys() - set(without)
         after = self._bench.pids()
         replaced = [rank for rank in others if after.get(rank) != self.pids[rank]]
         if replaced:
-            raise NotKeptError(f"rank {replaced} was replaced too, its variables are lost")
+            pytest.fail(f"rank {replaced} was replaced too, its variables are lost")
         found = self._bench.cell("globals().get('kept')")
         lost = [rank for rank in others if found[rank] != rank]
         if lost:
-            raise NotKeptError(f"rank {lost} has lost its variables")
+            pytest.fail(f"rank {lost} has lost its variables")
 
 
 def _dedented(source: str) -> str:

@@ -1,4 +1,4 @@
-"""The command: its options, what it prints, and its exit status. Runs on the client.
+"""The command: its options, and pytest over the promises. Runs on the client.
 
 python -m gpupool check --gpu
 python -m gpupool check lab
@@ -8,32 +8,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
+import json
+import os
+import platform
 import signal
-import sys
-import tempfile
-import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import gpupool
 from gpupool.check import hosts
-from gpupool.check.bench import Bench
-from gpupool.check.faults import FAULTS
-from gpupool.check.numbers import NUMBERS
-from gpupool.check.pools import FIRST, Home, stop
-from gpupool.check.promise import Check, Line
-from gpupool.check.report import Report, this_machine
-from gpupool.check.runner import STOP_S, Runner
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import Device, seconds_argument, suggest
+from gpupool.core.machine.nvml import driver_version
+from gpupool.core.options.pool_options import Device
 
-SECONDS = 240.0
+CANNOT = 126  # the status of a command that could not be run
 INTERRUPTED = 130  # as shells say it of a program that SIGINT has ended
-_START, *_REST = FIRST
-CHECKS: tuple[Check[Bench], ...] = (*_REST, *FAULTS, *NUMBERS)
-"""What is between the start of the pool and its stop."""
+_STATUS = {2: INTERRUPTED, 3: CANNOT, 4: CANNOT, 5: CANNOT}  # of pytest's, but for 0 and 1
+_FILES = ("test_pool.py", "test_faults.py", "test_numbers.py", "test_stop.py")  # in this order
+# What the folder of the moment has of pytest is another's, and nothing is left there.
+_ARGUMENTS = (
+    *("-c", os.devnull, "--noconftest", "--import-mode=importlib", "-p", "no:cacheprovider"),
+    *("-q", "--tb=short", "--no-header", "--disable-warnings", "--timeout-method=signal"),
+    *("-p", "gpupool.check.plugin"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,21 +58,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", metavar="GPUS", help="check on these GPUs, such as 0,2")
     parser.add_argument(
-        "--only",
-        nargs="+",
-        type=_name,
-        metavar="NAME",
-        help="only checks whose names begin so, such as abort, kill or bits",
+        "--only", nargs="+", metavar="NAME", help="only promises that have this in their names"
     )
-    parser.add_argument(
-        "--seconds",
-        type=seconds_argument,
-        metavar="SECONDS",
-        help=f"begin no check later than this: {SECONDS:g}",
-    )
-    parser.add_argument(
-        "--json", dest="as_json", action="store_true", help="print the report as JSON"
-    )
+    parser.add_argument("--junitxml", metavar="FILE", help="write the report there, for programs")
 
 
 def run(cluster: str = "", url: str = "s3://", **options: Any) -> int:
@@ -90,21 +78,23 @@ def run_here(
     device: Device = "auto",
     gpus: str | None = None,
     only: Sequence[str] = (),
-    seconds: float = SECONDS,
-    as_json: bool = False,
+    junitxml: str = "",
 ) -> int:
     """Check what gpupool promises, in this process, which has no pool; gives the exit status.
 
     Args:
         device: "gpu", "cpu", or "auto": GPUs if there are any.
         gpus: the GPUs to use, as for `gpupool.start`.
-        only: names of checks, or their beginnings; all if empty.
-        seconds: no check begins later than that.
-        as_json: stdout gets the report as JSON, and stderr the lines.
+        only: names of promises, or parts of them; all if empty.
+        junitxml: a file that gets the report.
 
     Raises:
-        OptionsError: the options contradict each other; nothing was started.
+        OptionsError: options contradict each other, or pytest is missing; nothing was started.
     """
+    if not (find_spec("pytest") and find_spec("pytest_timeout")):
+        raise OptionsError("a check needs pytest: pip install 'gpupool[check]'")
+    import pytest
+
     if gpus is not None and device == "auto":
         device = "gpu"
     if device == "auto":
@@ -113,48 +103,39 @@ def run_here(
     if gpus is not None:
         where["gpus"] = gpus
         gpupool.PoolOptions(device=device, gpus=(gpus,))  # raises where they exclude each other
-    chosen = [one for one in CHECKS if not only or any(one.name.startswith(n) for n in only)]
-    return _run(where, chosen, seconds, as_json)
+    print(_machine(), flush=True)
+    here = Path(__file__).parent
+    arguments = [*_ARGUMENTS, "--rootdir", str(here), "--where", json.dumps(where)]
+    if only:  # the pool starts and stops in any case
+        names = ("start", "stop", *only)
+        arguments += ["-k", " or ".join(f"test_{name}".replace("-", "_") for name in names)]
+    if junitxml:
+        arguments += ["--junitxml", os.path.abspath(junitxml)]
+    with _ended_by_signals():
+        status = int(pytest.main([*arguments, *(str(here / name) for name in _FILES)]))
+    return _STATUS.get(status, status)
 
 
-def _run(where: dict[str, Any], chosen: list[Check[Bench]], seconds: float, as_json: bool) -> int:
-    out: TextIO = sys.stderr if as_json else sys.stdout  # a program reads nothing but the JSON
-    device = {"gpu": "GPU", "cpu": "CPU"}[where["device"]]
-    # If the main thread itself should hang, in a print or in the driver: nothing stays for ever.
-    longest_s = max(one.limit_s for one in (_START, stop, *chosen))
-    faulthandler.dump_traceback_later(seconds + 2 * longest_s + 4 * STOP_S, exit=True)
-    home, began = Home(), time.monotonic()  # before torch is imported, which could write there
-    report = Report(this_machine(), device, [])
-    print(report.machine, file=out, flush=True)
+def _machine() -> str:
+    """What a promise may depend on. Nothing in it names a person or a computer, so that it can be
+    shown to others."""
+    import torch
+    import torch.distributed as dist
 
-    def show(line: Line) -> None:
-        print(line, file=out, flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="gpupool-check-") as folder, _ended_by_signals():
-        runner = Runner(Bench(where, Path(folder)), seconds, show)
-        report.lines = runner.lines
-        try:
-            runner.run(_START, chosen, (stop, home.check()))
-        except KeyboardInterrupt:
-            report.interrupted = True
-        finally:
-            runner.close()
-    report.seconds = time.monotonic() - began
-    print(report.summary(), file=out, flush=True)
-    if as_json:
-        print(report.to_json(), flush=True)
-    faulthandler.cancel_dump_traceback_later()
-    status = INTERRUPTED if report.interrupted else report.status
-    if runner.is_stuck:
-        _leave(status)
-    return status
-
-
-def _leave(status: int) -> None:
-    """End without waiting for threads that nothing ends; the starter ends the ranks."""
-    import os
-
-    os._exit(status)
+    # What is linked to torch says its own version: no GPU is asked.
+    nccl = torch.get_device_module("cuda").nccl.version() if dist.is_nccl_available() else ()
+    versions = {
+        "gpupool": gpupool.__version__,
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, nccl)),
+        "driver": driver_version(),
+    }
+    words = [f"{name} {version}" for name, version in versions.items() if version]
+    kinds = Counter(gpu.name for gpu in gpupool.gpus())
+    words += [f"{number} x {name}" for name, number in kinds.items()] or ["no GPU"]
+    return ", ".join([*words, f"{platform.system()} {platform.release()} {platform.machine()}"])
 
 
 @contextlib.contextmanager
@@ -167,10 +148,3 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _name(text: str) -> str:
-    names = [one.name for one in CHECKS]
-    if not any(name.startswith(text) for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown. {suggest(text, names)}")
-    return text

@@ -1,4 +1,4 @@
-"""Checks of faults: each is provoked, and costs what was promised. Runs on the client."""
+"""Faults: each is provoked, and costs what was promised. Runs on the client."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import signal
 import time
 
+import pytest
+
 from gpupool.check import cells
-from gpupool.check.bench import HANG_AFTER_S, SUM, Bench, Kept
-from gpupool.check.promise import Check, Found, NotKeptError, check
+from gpupool.check.bench import HANG_AFTER_S, SUM, Bench, Kept, Tell
 from gpupool.core.errors import SpmdError
 
 _FREED_S = 40.0  # within which a stop must have ended a cell
@@ -28,45 +29,44 @@ if rank == world_size - 1:  # the error of an interrupted rank would keep what t
 """
 
 
-@check(limit_s=60.0)
-def mistake(bench: Bench) -> Found:
+@pytest.mark.timeout(60)
+def test_mistake(bench: Bench, tell: Tell) -> None:
     """a rank raises, and those that wait for it in a collective are freed"""
     bench.needs_ranks()
     kept, began = Kept(bench), time.monotonic()
     error = bench.error_of(f"if rank == world_size - 1:\n    raise ValueError('on purpose')\n{SUM}")
     seconds = time.monotonic() - began
     if (error.first.rank, error.first.ename) != (bench.last, "ValueError"):
-        raise NotKeptError(f"it is reported as {error.first.ename} of rank {error.first.rank}")
+        pytest.fail(f"it is reported as {error.first.ename} of rank {error.first.rank}")
     again = bench.healthy()
     kept.compare()
-    words = f"reported after {seconds:.1f} s, the group works {again:.1f} s later"
-    return Found(words, reported_s=seconds, works_s=again)
+    tell(f"reported after {seconds:.1f} s, the group works {again:.1f} s later")
 
 
-def _stopped(bench: Bench, source: str) -> Found:
+def _stopped(bench: Bench, tell: Tell, source: str) -> None:
     """Stop a cell that hangs: it ends, and the ranks keep their variables."""
     bench.needs_ranks()
     kept = Kept(bench)
     execution = bench.begin(source)
     # Nothing says from outside that a rank waits within NCCL; it takes milliseconds.
     if execution.wait(_REACHED_S):
-        raise NotKeptError(f"the cell ended without being stopped: {execution.error()}")
+        pytest.fail(f"the cell ended without being stopped: {execution.error()}")
     began = time.monotonic()
     execution.interrupt()
     if not execution.wait(_FREED_S):
-        raise NotKeptError(f"the cell still runs {_FREED_S:.0f} s after it was stopped")
+        pytest.fail(f"the cell still runs {_FREED_S:.0f} s after it was stopped")
     seconds = time.monotonic() - began
     again = bench.healthy()
     kept.compare()
-    words = f"after {seconds:.1f} s, the group works {again:.1f} s later"
-    return Found(words, freed_s=seconds, works_s=again)
+    tell(f"after {seconds:.1f} s, the group works {again:.1f} s later")
 
 
-@check(limit_s=150.0)
-def abort_item(bench: Bench) -> Found:
+@pytest.mark.timeout(150)
+def test_abort_item(bench: Bench, tell: Tell) -> None:
     """stop frees a rank that waits for the value of a collective"""
-    return _stopped(
+    _stopped(
         bench,
+        tell,
         """
         import time
         if rank == 0:
@@ -79,11 +79,12 @@ def abort_item(bench: Bench) -> Found:
     )
 
 
-@check(limit_s=150.0)
-def abort_all(bench: Bench) -> Found:
+@pytest.mark.timeout(150)
+def test_abort_all(bench: Bench, tell: Tell) -> None:
     """stop frees them also when every rank waits in a collective"""
-    return _stopped(
+    _stopped(
         bench,
+        tell,
         """
         x = torch.ones(1, device=device)
         if rank == 0:
@@ -95,13 +96,14 @@ def abort_all(bench: Bench) -> Found:
     )
 
 
-@check(limit_s=150.0)
-def abort_queue(bench: Bench) -> Found:
+@pytest.mark.timeout(150)
+def test_abort_queue(bench: Bench, tell: Tell) -> None:
     """stop frees a rank that has queued much behind a collective"""
     # A GPU takes about a thousand launches; then the host waits within the launch itself. The other
     # ranks wait in Python, as those do that compute.
-    return _stopped(
+    _stopped(
         bench,
+        tell,
         """
         import time
         if rank == 0:
@@ -119,8 +121,8 @@ def abort_queue(bench: Bench) -> Found:
     )
 
 
-@check(limit_s=100.0)
-def hang(bench: Bench) -> Found:
+@pytest.mark.timeout(100)
+def test_hang(bench: Bench, tell: Tell) -> None:
     """a hang is reported while it lasts, with the collective of each rank"""
     bench.needs_ranks()
     notices: list[str] = []
@@ -142,53 +144,55 @@ def hang(bench: Bench) -> Found:
     if not execution.wait(_FREED_S):
         execution.interrupt()
         execution.wait(_FREED_S)
-        raise NotKeptError("a cell that only sleeps did not end")
+        pytest.fail("a cell that only sleeps did not end")
     found = next((text for text in notices if "all_reduce" in text), None)
     if found is None:
-        raise NotKeptError(f"no collective is named in {notices[-1:]}")
-    return Found(found.split("\n")[0][:200])
+        pytest.fail(f"no collective is named in {notices[-1:]}")
+    tell(found.split("\n")[0][:200])
 
 
-@check(limit_s=90.0)
-def own_cell(bench: Bench) -> Found:
+@pytest.mark.timeout(90)
+def test_own_cell(bench: Bench, tell: Tell) -> None:
     """a cell ends when its work on the device ends"""
     # What a cell leaves to the device is seen by the next one, which has to wait for it.
     queued = max(bench.call(cells.queue_work, 1.0).values())
     rest = max(bench.call(cells.seconds_to_finish).values())
     if rest > _AT_EASE_S:
-        raise NotKeptError(f"the next cell waits {rest:.2f} s for the work of the one before")
+        pytest.fail(f"the next cell waits {rest:.2f} s for the work of the one before")
     words = f"queued in {queued:.2f} s, {rest:.2f} s left for the next cell"
     if bench.n == 1:
-        return Found(words, left_s=rest)
+        tell(words)
+        return
     kept = Kept(bench)
     try:
         bench.cell("if rank == 0:\n    dist.all_reduce(torch.ones(1, device=device))", limit_s=4.0)
     except SpmdError:
         bench.healthy()
         kept.compare()
-        return Found(f"{words}; a collective that nobody joins fails its own cell", left_s=rest)
-    raise NotKeptError("a cell with a collective that nobody joins ended as if all were well")
+    else:
+        pytest.fail("a cell with a collective that nobody joins ended as if all were well")
+    tell(f"{words}; a collective that nobody joins fails its own cell")
 
 
-@check(limit_s=180.0)
-def memory(bench: Bench) -> Found:
+@pytest.mark.timeout(180)
+def test_memory(bench: Bench, tell: Tell) -> None:
     """running out of memory costs one cell"""
     kept, free = Kept(bench), bench.call(cells.free_memory)
     error = bench.error_of(_FILL)
     kinds = ("OutOfMemoryError",) if bench.on_gpus else ("RuntimeError", "MemoryError")
     if error.first.ename not in kinds:
-        raise NotKeptError(f"it is reported as {error.first.ename}: {error.first.evalue[:80]}")
+        pytest.fail(f"it is reported as {error.first.ename}: {error.first.evalue[:80]}")
     bench.healthy()
     kept.compare()
     now = bench.call(cells.free_memory)
     lost = max(free[rank] - now[rank] for rank in free) / _GIB
     if lost > 1.0:
-        raise NotKeptError(f"{lost:.1f} GiB are not free again")
-    return Found(f"all but {max(lost, 0.0):.2f} GiB are free again", lost_gib=lost)
+        pytest.fail(f"{lost:.1f} GiB are not free again")
+    tell(f"all but {max(lost, 0.0):.2f} GiB are free again")
 
 
-@check(limit_s=180.0)
-def broken_rank(bench: Bench) -> Found:
+@pytest.mark.timeout(180)
+def test_broken_rank(bench: Bench, tell: Tell) -> None:
     """what breaks a rank's GPU or process costs that rank, and no other"""
     kept = Kept(bench)
     try:
@@ -196,20 +200,20 @@ def broken_rank(bench: Bench) -> Found:
     except SpmdError as error:
         first = error.first
     else:
-        raise NotKeptError("the cell did not fail")
+        pytest.fail("the cell did not fail")
     if bench.on_gpus and "CUDA" not in first.evalue:
-        raise NotKeptError(f"it is reported as {first}"[:120])
+        pytest.fail(f"it is reported as {first}"[:120])
     if bench.on_gpus and "context" not in first.hint:
-        raise NotKeptError("that the context of the GPU is lost is not reported")
+        pytest.fail("that the context of the GPU is lost is not reported")
     seconds = bench.healthy(120.0)
     kept.compare(without=[bench.last])
     if bench.pids()[bench.last] == kept.pids[bench.last]:
-        raise NotKeptError("the rank is not replaced")
-    return Found(f"replaced in {seconds:.1f} s", replaced_s=seconds)
+        pytest.fail("the rank is not replaced")
+    tell(f"replaced in {seconds:.1f} s")
 
 
-@check(limit_s=240.0)
-def kill(bench: Bench) -> Found:
+@pytest.mark.timeout(240)
+def test_kill(bench: Bench, tell: Tell) -> None:
     """kill -9 of a rank while the others wait for it in a collective"""
     kept = Kept(bench)
     execution = bench.begin(
@@ -227,28 +231,14 @@ def kill(bench: Bench) -> Found:
     began = time.monotonic()
     os.kill(kept.pids[bench.last], signal.SIGKILL)
     if not execution.wait(_FREED_S):
-        raise NotKeptError(f"the other ranks are not freed within {_FREED_S:.0f} s")
+        pytest.fail(f"the other ranks are not freed within {_FREED_S:.0f} s")
     freed = time.monotonic() - began
     error = execution.error()
     if error is None or (error.first.rank, error.first.ename) != (bench.last, "EngineDiedError"):
-        raise NotKeptError(f"the death is reported as {error}")
+        pytest.fail(f"the death is reported as {error}")
     bench.healthy(120.0)
     seconds = time.monotonic() - began
     kept.compare(without=[bench.last])
     if bench.pids()[bench.last] == kept.pids[bench.last]:
-        raise NotKeptError("the rank is not replaced")
-    words = f"others freed after {freed:.1f} s, all ranks there after {seconds:.1f} s"
-    return Found(words, freed_s=freed, replaced_s=seconds)
-
-
-FAULTS: tuple[Check[Bench], ...] = (
-    mistake,
-    abort_item,
-    abort_all,
-    abort_queue,
-    hang,
-    own_cell,
-    memory,
-    broken_rank,
-    kill,
-)
+        pytest.fail("the rank is not replaced")
+    tell(f"others freed after {freed:.1f} s, all ranks there after {seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""Checks of what trainings compute, and how fast. Runs on the client."""
+"""What trainings compute, and how fast. Runs on the client."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import gpupool
 from gpupool.check import cells, networks
-from gpupool.check.bench import Bench
-from gpupool.check.promise import Check, Found, NotKeptError, NotTriedError, check
+from gpupool.check.bench import Bench, Tell
 from gpupool.core.errors import SpmdError
 
 if TYPE_CHECKING:
     from torch import nn
 
 _EXACT = 1e-12  # of float64
-_SLOW = 0.85  # of the rate of a loop by hand is worth a look
+_SLOW = 0.85  # of the rate of a loop by hand is a fault
 
 
-@check(limit_s=120.0)
-def exact(bench: Bench) -> Found:
+@pytest.mark.timeout(120)
+def test_exact(bench: Bench, tell: Tell) -> None:
     """several ranks train what one trains: float64, uneven shares, batch norm over all"""
     data, model = networks.pictures(100, 8, double=True), networks.convolutions(double=True)
     size, epochs, lr = 26, 2, 0.05
@@ -31,32 +32,12 @@ def exact(bench: Bench) -> Found:
     one = bench.call(cells.train_alone, model, data, size, epochs, lr)[0]
     apart = networks.apart(many.model, one)
     if not apart <= _EXACT:
-        raise NotKeptError(f"weights differ by {apart:.1e} from those of one rank")
-    return Found(f"{apart:.0e} from one rank", apart=apart)
+        pytest.fail(f"weights differ by {apart:.1e} from those of one rank")
+    tell(f"{apart:.0e} from one rank")
 
 
-@check(limit_s=90.0)
-def mixed(bench: Bench) -> Found:
-    """bf16 and fp16 learn"""
-    texts = []
-    for precision in ("bf16", "fp16") if bench.on_gpus else ("bf16",):
-        result = bench.train(
-            networks.layers(),
-            networks.points(512, 8),
-            batch_size=64,
-            epochs=8,
-            lr=0.2,
-            precision=precision,
-        )
-        first, last = result.history.loss[0], result.history.loss[-1]
-        if not last < 0.9 * first:
-            raise NotKeptError(f"{precision}: loss {first:.3f} to {last:.3f}")
-        texts.append(f"{precision} loss {first:.2f} to {last:.2f}")
-    return Found(", ".join(texts))
-
-
-@check(limit_s=120.0)
-def bits(bench: Bench) -> Found:
+@pytest.mark.timeout(120)
+def test_bits(bench: Bench, tell: Tell) -> None:
     """with deterministic=True a resumed training has the bits of one that was not interrupted"""
     for name, make, data in (
         ("linear layers", networks.layers, networks.points(640, 8)),
@@ -71,12 +52,12 @@ def bits(bench: Bench) -> Found:
         if apart:
             twin = bench.train(make(), data, **options)
             drift = networks.apart(whole.model, twin.model)
-            raise NotKeptError(f"{name}: {apart:.1e} apart; two whole trainings {drift:.1e}")
-    return Found("linear layers and convolutions are equal")
+            pytest.fail(f"{name}: {apart:.1e} apart; two whole trainings {drift:.1e}")
+    tell("linear layers and convolutions are equal")
 
 
-@check(limit_s=180.0)
-def throughput(bench: Bench) -> Found:
+@pytest.mark.timeout(180)
+def test_throughput(bench: Bench, tell: Tell) -> None:
     """as fast as a DDP loop by hand: ResNet-18, channels last, bf16 on GPUs"""
     import torch
     from torch.utils.data import TensorDataset
@@ -105,12 +86,13 @@ def throughput(bench: Bench) -> Found:
     waits = result.history.data_wait_share
     words += f"; {waits:.0%} of the time it waited for data" if waits > 0.05 else ""
     # a handful of steps of a busy CPU says little
-    is_slow = bench.on_gpus and ours < _SLOW * by_hand
-    return Found(words, is_note=is_slow, images_s=ours, by_hand_images_s=by_hand)
+    if bench.on_gpus and ours < _SLOW * by_hand:
+        pytest.fail(words)
+    tell(words)
 
 
-@check(limit_s=180.0)
-def failure(bench: Bench) -> Found:
+@pytest.mark.timeout(180)
+def test_failure(bench: Bench, tell: Tell) -> None:
     """no checkpoint is made of what an aborted collective has left"""
     bench.needs_ranks()
     training = LongTraining(bench)
@@ -130,19 +112,20 @@ def failure(bench: Bench) -> Found:
         )
     except SpmdError as error:
         if error.first.rank != bench.last:
-            raise NotKeptError(f"it is reported as one of rank {error.first.rank}") from None
+            pytest.fail(f"it is reported as one of rank {error.first.rank}")
     else:
-        raise NotKeptError("the training did not fail")
+        pytest.fail("the training did not fail")
     kept = sorted(folder.glob("step-*.pt"))
     if not kept:
-        return Found("none was kept")
+        tell("none was kept")
+        return
     step = int(kept[-1].stem.partition("-")[2])
     saved = gpupool.load_weights(training.model, kept[-1])
-    return training.compared(saved, step, f"the checkpoint of step {step}")
+    tell(training.compared(saved, step, f"the checkpoint of step {step}"))
 
 
-@check(limit_s=240.0)
-def resume(bench: Bench) -> Found:
+@pytest.mark.timeout(240)
+def test_resume(bench: Bench, tell: Tell) -> None:
     """kill -9 in a training with on_failure="resume" changes nothing of its outcome"""
     bench.needs_ranks()
     training, every = LongTraining(bench), 100 if bench.on_gpus else 50
@@ -162,9 +145,9 @@ def resume(bench: Bench) -> Found:
         os.kill(bench.pids()[bench.last], signal.SIGKILL)
     result = run.result()
     if not result.history.restarts:
-        raise NotTriedError("it was over before the death was noticed")
+        pytest.skip("it was over before the death was noticed")
     how = result.history.restarts[-1].rpartition("; ")[2]
-    return training.compared(result.model, 4 * every, how)
+    tell(training.compared(result.model, 4 * every, how))
 
 
 class LongTraining:
@@ -182,25 +165,15 @@ class LongTraining:
             "deterministic": True,  # else two that met nothing may differ on GPUs
         }
 
-    def compared(self, found: nn.Module, steps: int, words: str) -> Found:
-        """Compare a network with that of a training which met nothing. Raises NotKeptError."""
+    def compared(self, found: nn.Module, steps: int, words: str) -> str:
+        """Compare a network with that of a training which met nothing: fails, or says how equal."""
         whole = self._undisturbed(steps)
         apart = networks.apart(whole, found)
         if apart:  # is it the fault, or do two such trainings differ anyway?
             drift = networks.apart(whole, self._undisturbed(steps))
-            raise NotKeptError(f"{apart:.1e} apart, two undisturbed ones {drift:.1e}: {words}")
-        return Found(f"equal to the last bit: {words}")
+            pytest.fail(f"{apart:.1e} apart, two undisturbed ones {drift:.1e}: {words}")
+        return f"equal to the last bit: {words}"
 
     def _undisturbed(self, steps: int) -> nn.Module:
         options = self.options | {"max_steps": steps}
         return self._bench.train(self.model, self.data, **options).model
-
-
-NUMBERS: tuple[Check[Bench], ...] = (
-    exact,
-    mixed,
-    bits,
-    throughput,
-    failure,
-    resume,
-)
