@@ -12,7 +12,9 @@ import pytest
 
 from gpupool.core.errors import DataError, MissingSampleError
 from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.tar import TarDatastore
 from gpupool.data.stores.folder import Folder
+from tests.data.datastores.test_tar import shard
 from tests.data.pictures import image_file
 from tests.support.raising import raises
 
@@ -128,6 +130,18 @@ def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     assert "txt" not in said
     chosen, said = told(tmp_path, extensions=(".png", ".bmp", ".jfif"))
     assert (len(chosen), said) == (5, "")
+
+
+def test_tars_say_what_they_leave_out(tmp_path: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    (tmp_path / "0.tar").write_bytes(shard(0, 2, bmp=b"x"))
+    (tmp_path / "1.tar.gz").write_bytes(b"x")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        TarDatastore(str(tmp_path))
+    assert [warning.filename for warning in found] == [__file__] * 2
+    assert ".gz 1" in str(found[0].message)
+    assert ".bmp 2" in str(found[1].message)
 
 
 def test_a_class_needs_a_name(tmp_path: Path) -> None:
