@@ -24,6 +24,9 @@ class Labelled(Samples, Protocol):
     def labels(self) -> NDArray[np.int64]:
         """The index of the class of each."""
 
+    def num_bytes(self, index: int) -> int:
+        """Its size, as listed."""
+
     def name(self, index: int) -> str:
         """The URL of a sample."""
 

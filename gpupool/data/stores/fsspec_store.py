@@ -17,7 +17,7 @@ from gpupool.core.urls import without_passwords
 from gpupool.data.stores import s3, store_errors
 from gpupool.data.stores.error_kinds import persisted, trouble
 from gpupool.data.stores.interface import Content, FileInfo, Listing, OnProgress, listing
-from gpupool.data.stores.local import list_local
+from gpupool.data.stores.local import find_local
 
 _RECONNECT_S = 10.0  # finding credentials may ask the machine's metadata service
 _refresh_lock = threading.Lock()
@@ -62,7 +62,7 @@ class Files:
         def list_it(filesystem: Any, root: str) -> Listing:
             filesystem.invalidate_cache()
             if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-                return list_local(root, on_progress)
+                return listing(*find_local(root))
             return _listing(root, filesystem.find(root, withdirs=True, detail=True))
 
         found = self.persisted(list_it, "listing")

@@ -10,13 +10,15 @@ import stat
 
 from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
-from gpupool.data.stores.interface import FileInfo, Listing, OnProgress, listing
+from gpupool.data.stores.interface import FileInfo
 
 _Place = tuple[int, int]  # of a folder on its disk: two names of one folder have the same
 
 
-def list_local(root: str, on_progress: OnProgress) -> Listing:
-    """All files below `root` at any depth; a link back to a folder that it lies in is left out.
+def find_local(root: str) -> tuple[list[FileInfo], list[str]]:
+    """All files below `root` at any depth, and the names of its sub-folders; none that is hidden.
+
+    A link back to a folder that it lies in is not entered again.
 
     Raises DataError for what can be neither read nor entered.
     """
@@ -51,8 +53,7 @@ def list_local(root: str, on_progress: OnProgress) -> Listing:
                 files.append(FileInfo(below, status.st_size, ""))
             else:
                 raise _unreadable(full, "neither a file nor a folder")
-        on_progress(len(files))
-    return listing(files, folders)
+    return files, folders
 
 
 def _unreadable(path: str, why: str) -> DataError:

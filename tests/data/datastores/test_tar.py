@@ -12,12 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pytest
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.data.datastores.tar import TarDatastore
-from gpupool.data.loading.ways import load_batches
 from gpupool.data.stores.retry import counts
 from tests.data.pictures import image_file, values
 from tests.fuzz.test_tar import member, negative, record
@@ -166,14 +164,6 @@ def test_samples_are_grouped_as_webdataset_groups_them(format: int) -> None:
     )
     ds = in_memory("grouped", data)
     assert values(ds) == [1, 2, 3, 4]
-
-
-def test_the_loader_reads_it() -> None:
-    ds = in_memory("loaded", shard(0, 9), shard(9, 4)).with_transform(lambda image: image + 1)
-    batches = [np.array([12, 0, 5]), np.array([9])]
-    loaded = [batch for batch in load_batches(ds, batches) if batch is not None]
-    assert [batch.inputs[:, 0, 0, 0].tolist() for batch in loaded] == [[13, 1, 6], [10]]
-    assert [batch.targets.tolist() for batch in loaded] == [[0, 0, 2], [0]]
 
 
 def test_labels_from_json_folders_functions_and_tables() -> None:
