@@ -144,9 +144,9 @@ def _images(
     number: int, tar: Tar, members: Sequence[Member], endings: tuple[str, ...], suffix: str
 ) -> Iterator[_Image]:
     """The image of each sample of one tar."""
-    for key, rows in group(name for name, *_ in members):
+    for key, sample in _samples(members):
         # Extensions count in any case; of two members that differ in case only the later one.
-        own = {members[row].name.lower(): members[row] for row in rows}
+        own = {member.name.lower(): member for member in sample}
         found = [member for name, member in own.items() if name.endswith(endings)]
         if len(found) > 1:
             url = tar.name(key)
@@ -161,19 +161,19 @@ def _images(
             yield _Image(number, tar.name(member.name), member, label and label.text)
 
 
-def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """The samples of a tar: the key of each, and the places of its members, as webdataset does.
+def _samples(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
+    """The samples of a tar: the key of each, and its members, as webdataset groups them.
 
     Names without a dot, and those like `__this__` or in a folder `__this__/`, belong to no sample.
-
-    >>> list(group(["a/1.jpg", "a/1.cls", "__x__", "2.left.jpg"]))
-    [('a/1', [0, 1]), ('2', [3])]
     """
-    found = ((row, _KEY.fullmatch(name)) for row, name in enumerate(names) if not _META.match(name))
-    keys = ((match[1], row) for row, match in found if match is not None)
+    keyed = (
+        (match[1], member)
+        for member in members
+        if (match := _KEY.fullmatch(member.name)) and not _META.match(member.name)
+    )
     # Only neighbours belong together: the same key further on is another sample.
-    for key, rows in groupby(keys, itemgetter(0)):
-        yield key, [row for _, row in rows]
+    for key, found in groupby(keyed, itemgetter(0)):
+        yield key, [member for _, member in found]
 
 
 def _label(image: _Image, member: str, field: str) -> str:

@@ -72,18 +72,19 @@ def test_what_can_be_neither_read_nor_entered_is_named(tmp_path: Path) -> None:
         place.unlink()
 
 
+@pytest.mark.parametrize("sign", ["\\", "%2F"])
 @pytest.mark.parametrize("where", ["disk", "memory"])
-def test_names_with_backslashes_say_no_class(tmp_path: Path, where: str) -> None:
+def test_names_with_other_slashes_say_no_class(tmp_path: Path, where: str, sign: str) -> None:
     root = str(tmp_path)
-    names = ["set\\a\\1.png", "set\\b\\1.png"]
+    names = [f"set{sign}a{sign}1.png", f"set{sign}b{sign}1.png"]
     if where == "memory":
-        root = "memory://backslashes/t"
-        fsspec.filesystem("memory").pipe({f"/backslashes/t/{name}": b"x" for name in names})
+        root = f"memory://slashes{len(sign)}"
+        fsspec.filesystem("memory").pipe({f"/slashes{len(sign)}/{name}": b"x" for name in names})
     else:
         put(tmp_path, *names)
-    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="backslashes"):
+    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="slashes"):
         ImageDatastore(root)
-    ds = ImageDatastore(root, labels=lambda url: url.split("\\")[-2])
+    ds = ImageDatastore(root, labels=lambda url: url.split(sign)[-2])
     assert ds.classes == ["a", "b"]
 
 

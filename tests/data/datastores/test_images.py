@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -120,23 +119,6 @@ def test_a_relative_path_is_fixed_where_it_was_given(folder: Path, tmp_path: Pat
         os.chdir(before)
     assert ds.url == str(tmp_path)
     assert values(ds) == list(range(16))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((0.6,), [(6, 3, 1), (4, 2, 0)]),
-        ((0.1, 0.2, 0.7), [(1, 1, 0), (2, 1, 0), (7, 3, 1)]),
-        ((1,), [(1, 1, 1), (9, 4, 0)]),
-    ],
-)
-def test_split_each_label(
-    ds: ImageDatastore, sizes: tuple[float, ...], expected: list[tuple[int, ...]]
-) -> None:
-    for seed in (None, 3):
-        parts = ds.split_each_label(*sizes, seed=seed)
-        assert [tuple(part.count_each_label().values()) for part in parts] == expected
-        assert sorted(chain.from_iterable(map(values, parts))) == list(range(16))
 
 
 def test_split_takes_the_first_images_unless_seeded(ds: ImageDatastore) -> None:

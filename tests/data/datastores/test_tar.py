@@ -183,6 +183,9 @@ def test_labels_from_json_folders_functions_and_tables() -> None:
         in_memory("labels", data, labels=".json:other")
     with raises(DataError, "list", "not []", kind="no field"):
         in_memory("labels", data, labels=".json:list")
+    hostile = tar_file({"1.png": image_file(), "1.json": b"[" * 100_000})
+    with raises(DataError, "(RecursionError", kind="no field", url="memory://labels/0.tar/1.png"):
+        in_memory("labels", hostile, labels=".json:kind")
 
 
 def test_a_sample_has_one_image() -> None:
@@ -215,43 +218,20 @@ def test_a_damaged_or_cut_header_is_not_taken_for_the_end() -> None:
     ]
 
 
-HOSTILE = {
-    "a size below zero": (member("2.png", size=negative(512)), "no tar", "", [" at byte 2,048"]),
-    "a long name of such a size": (
-        member("2.png", kind=b"L", size=negative(512)),
-        "no tar",
-        "",
-        [" -512 bytes"],
-    ),
-    "a long header": (member("p", b"1" * (1 << 20), b"x"), "no tar", "", [" 1,048,576 bytes"]),
-    "sparse": (
-        member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"),
-        "no tar",
-        "",
-        [],
-    ),
-    "brackets": (
-        member("2.png", image_file()) + member("2.json", b"[" * 100_000),
-        "no field",
-        "/2.png",
-        ["(RecursionError"],
-    ),
-    "a long label": (
-        member("2.json", bytes(1 << 25)),
-        "no tar",
-        "",
-        [" 2.json ", " 33,554,432 bytes"],
-    ),
+HOSTILE = {  # what follows a good sample, and what the error shows
+    "a size below zero": (member("2.png", size=negative(512)), " at byte 2,048"),
+    "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), " -512 bytes"),
+    "a long header": (member("p", b"1" * (1 << 20), b"x"), " 1,048,576 bytes"),
+    "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), ""),
+    "a long label": (member("2.json", bytes(1 << 25)), " 33,554,432 bytes"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_tar_is_refused_in_one_sentence(case: str) -> None:
-    tar, kind, name, shown = HOSTILE[case]
+    tar, shown = HOSTILE[case]
     whole = member("1.png", image_file()) + member("1.json", b'{"kind": "a"}') + tar + bytes(1024)
-    names = ["kind"] if kind == "no field" else []
-    url = f"memory://hostile/0.tar{name}"
-    with raises(DataError, *names, url, *shown, kind=kind, url=url):
+    with raises(DataError, shown, kind="no tar", url="memory://hostile/0.tar"):
         in_memory("hostile", whole, labels=".json:kind")
 
 
