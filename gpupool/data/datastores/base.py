@@ -213,12 +213,11 @@ class Datastore(Packed, Generic[ItemsT]):
         Raises OptionsError if an image is of another class, or a name comes twice.
         """
         names = check_names(classes)
-        unknown = [name for name, num in self.count_each_label().items() if num]
-        unknown = [name for name in unknown if name not in names]
+        counts = self.count_each_label()
+        unknown = [name for name, number in counts.items() if number and name not in names]
         if unknown:
             raise OptionsError(
-                f"there are images of {', '.join(unknown)}, which classes={list(names)!r} does not "
-                "hold"
+                f"there are images of {', '.join(unknown)}, which classes={list(names)!r} lacks"
             )
         return self._with(_labels=self._labels_among(names), _names=names)
 
@@ -246,11 +245,9 @@ class Datastore(Packed, Generic[ItemsT]):
     def check(self, on_progress: OnProgress | None = None) -> CheckResult:
         """Read and decode every image once: a table of those that cannot be used, and why.
 
-        Missing, empty, truncated and damaged files, files that are no images, and files that have
-        changed since they were listed. `ds.subset(result.good)` leaves all of them out. Transforms
-        are not applied.
-        `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
-        CredentialsError or DataError if the store itself fails.
+        `ds.subset(result.good)` leaves them out. Transforms are not applied. `on_progress(done,
+        total)` is called now and then; left out, a bar is drawn. Raises CredentialsError or
+        DataError if the store itself fails.
         """
         # Without the transform: its errors are the user's code, and say nothing about the files.
         return check(self.with_transform(None), on_progress)
@@ -277,9 +274,8 @@ class Datastore(Packed, Generic[ItemsT]):
     def cached(self, limit_gib: float, folder: str | None = None) -> Self:
         """The same samples, kept on the disk of each host after they were read first.
 
-        The cache is shared by the ranks of a host, takes at most `limit_gib`, and stays for the
-        next time. It lies below `folder`, best on a local disk; by default below
-        `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cached`.
+        The ranks of a host share it, and it stays for the next time, below `folder`, best on a
+        local disk, or `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cached`.
 
         Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
@@ -302,11 +298,9 @@ class Datastore(Packed, Generic[ItemsT]):
     def _labels_among(self, names: Sequence[str]) -> NDArray[np.int32]:
         """The label of each image as an index into `names`, -100 where it has none."""
         place = {name: index for index, name in enumerate(names)}
-        # The last one is that of no class.
-        places = np.array(
-            [*(place.get(name, NO_CLASS) for name in self._names), NO_CLASS], np.int32
-        )
-        return places[np.maximum(self._labels, -1)]
+        places = [place.get(name, NO_CLASS) for name in self._names]
+        # Those without a class find the last one.
+        return np.array([*places, NO_CLASS], np.int32)[np.maximum(self._labels, -1)]
 
     def _with(self, **changes: Any) -> Self:
         # Not `type(self)(...)`: `__init__` of a subclass would list the files again.

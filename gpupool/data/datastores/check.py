@@ -26,6 +26,9 @@ class Labelled(Samples, Protocol):
     def labels(self) -> NDArray[np.int64]:
         """The index of the class of each."""
 
+    def num_bytes(self, index: int) -> int:
+        """Its size, as listed."""
+
     def name(self, index: int) -> str:
         """The URL of a sample."""
 
@@ -35,10 +38,8 @@ class Labelled(Samples, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One image that cannot be used.
-
-    `index` is its place in the datastore, `label` its class, `num_bytes` its size as listed,
-    `reason` is that of its SampleError: "missing", "damaged" ...; `detail` says more.
+    """One image that cannot be used: its place in the datastore, class, size as listed, and the
+    `reason` of its SampleError ("missing", "damaged" ...), of which `detail` says more.
     """
 
     index: int
@@ -50,15 +51,11 @@ class BadSample:
 
 
 class CheckResult(tuple[BadSample, ...]):
-    """The images that cannot be used; shows as a table. Empty if all are good.
-
-    `num_checked` is how many were read.
-    """
+    """The images that cannot be used, of `num_checked` that were read; shows as a table."""
 
     HEADER = ("image", "class", "bytes", "reason", "what is wrong")
     num_checked: int
 
-    # A tuple is complete after `__new__`, so `num_checked` is set on the finished object.
     def __new__(cls, bad: Iterable[BadSample] = (), num_checked: int = 0) -> CheckResult:
         result = super().__new__(cls, bad)
         result.num_checked = num_checked
@@ -66,10 +63,7 @@ class CheckResult(tuple[BadSample, ...]):
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """For each image whether nothing is wrong with it; shape (num_checked,).
-
-        `ds.subset(result.good)` leaves the others out.
-        """
+        """For each image whether nothing is wrong with it, as `ds.subset` takes it."""
         good = np.ones(self.num_checked, bool)
         good[[bad.index for bad in self]] = False
         return good
@@ -84,18 +78,17 @@ class CheckResult(tuple[BadSample, ...]):
         counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
         return f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """One tuple of texts for each bad image, in the order of `HEADER`."""
-        return [(b.url, b.label, f"{b.num_bytes:,}", b.reason, b.detail) for b in self]
-
-    def shown(self) -> tuple[str, list[tuple[str, ...]]]:
-        """What a view shows: the summary, and as many rows as can be looked at."""
+    def shown(self) -> tuple[str, Sequence[tuple[str, ...]]]:
+        """What a view shows: the summary, and as many rows, as `HEADER` says, as fit."""
         more = f" The first {_SHOWN}:" if len(self) > _SHOWN else ""
-        return self.summary + more, self.rows()[:_SHOWN]
+        rows = [(b.url, b.label, f"{b.num_bytes:,}", b.reason, b.detail) for b in self[:_SHOWN]]
+        return self.summary + more, rows
 
     def __repr__(self) -> str:
         summary, rows = self.shown()
-        return "\n".join([summary, *(_aligned([self.HEADER, *rows]) if rows else [])])
+        lines = [self.HEADER, *rows] if rows else []
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join([summary, *("  ".join(map(str.ljust, n, widths)).rstrip() for n in lines)])
 
 
 def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
@@ -142,10 +135,3 @@ class _Tried:
             return self.make(place, self.dataset.decode(place, fetched, draw)[0])
         except SampleError as error:
             return error
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        texts = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        yield "  ".join(texts).rstrip()

@@ -56,7 +56,7 @@ class ImageDatastore(Datastore[Files]):
     several ways ("cat/monday/1.jpg"), unless `extensions` or `classes` say what is meant.
 
     Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
-    if a folder below `url` holds none or a name has backslashes, or if a table has rows without an
+    if a folder below `url` holds none, if a name has backslashes, or if a table has rows without an
     image; OptionsError for what is no label.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -15,6 +16,8 @@ from gpupool.core.terminal import plain, without_controls
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
 UrlOf = Callable[[int], str]
+# What Windows and careless programs write for a slash.
+_NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
 
 _FUNCTION = "labels= a function from an image's URL to its label"
 
@@ -102,12 +105,12 @@ def _names(found: set[str], classes: Sequence[str] | None, by_number: bool) -> t
 
 def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str | None]:
     """The name of the folder that each file lies in."""
-    odd = next((place for place, path in enumerate(paths) if "\\" in path), None)
+    odd = next((place for place, path in enumerate(paths) if _NO_SLASH.search(path)), None)
     if odd is not None:
         raise DataError(
-            f"{url_of(odd)} has backslashes in its name, where slashes may be meant, so no folder "
-            f"says what it is; upload it again with slashes, or pass {_FUNCTION}",
-            "backslashes",
+            f"{url_of(odd)} has backslashes or %2F in its name, where slashes may be meant, so no "
+            f"folder says what it is; upload it again with slashes, or pass {_FUNCTION}",
+            "slashes",
             url=url_of(odd),
         )
     folders = [path.rpartition("/")[0] for path in paths]

@@ -25,35 +25,27 @@ _FASTEST = 1  # zlib's level: higher ones take many times longer for a tenth les
 
 
 class Items(Protocol):
-    """What a datastore reads, one for each sample: files, pairs of files. Immutable."""
+    """What a datastore reads, one for each sample: `Files`, or pairs of them. Immutable."""
 
     @property
-    def sources(self) -> tuple[Source, ...]:
-        """Where the items lie."""
+    def sources(self) -> tuple[Source, ...]: ...
 
     @property
-    def has_versions(self) -> bool:
-        """Whether a store tells when one of them changes."""
+    def has_versions(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
-    def url(self, row: int) -> str:
-        """The printable URL of an item."""
+    def url(self, row: int) -> str: ...
 
-    def num_bytes(self, row: int) -> int:
-        """How many bytes `read` gives, as listed."""
+    def num_bytes(self, row: int) -> int: ...
 
-    def read(self, row: int) -> Any:
-        """The bytes of an item; waits for its source, in many threads at once."""
+    def read(self, row: int) -> Any: ...
 
-    def take(self, rows: Indices) -> Self:
-        """These items, in that order."""
+    def take(self, rows: Indices) -> Self: ...
 
-    def join(self, other: Self) -> Self:
-        """The items of both."""
+    def join(self, other: Self) -> Self: ...
 
-    def through(self, wrap: Callable[[Source], Source]) -> Self:
-        """The same items, read through what `wrap` makes of each source."""
+    def through(self, wrap: Callable[[Source], Source]) -> Self: ...
 
 
 ItemsT = TypeVar("ItemsT", bound=Items)

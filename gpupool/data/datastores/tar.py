@@ -12,14 +12,14 @@ import os
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import fnmatch
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
+from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.images import (
@@ -32,7 +32,7 @@ from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_
 from gpupool.data.datastores.table import Files, Texts
 from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo
+from gpupool.data.stores.interface import FileRef
 
 # The name up to the first dot of its last part, and the rest.
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -72,17 +72,14 @@ class TarDatastore(Datastore[Files]):
         extensions: Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        place, pattern = _folder_and_pattern(url)
-        folder = Folder(place, dict(storage_options or {}))
-        files = list_folder(folder).files
-        warn_left_out((file.path for file in files), _COMPRESSED, "only .tar can be read by parts")
-        tars = [file.ref for file in _chosen(folder, files, pattern)]
-        member, field = _member_and_field(labels)
+        folder, tars = _find_tars(url, dict(storage_options or {}))
+        where = labels if isinstance(labels, str) and labels.startswith(".") else ""
+        member, _, field = where.partition(":")
         endings = tuple(extension.lower() for extension in extensions)
         images, names = list[_Image](), list[str]()
         with progress("Reading headers", len(tars), "tars") as bar:
-            for tar, members in enumerate(list_members(folder, tars, member, bar.update)):
-                images += _images(tar, Tar(folder, tars[tar]), members, endings, member)
+            for tar, members in enumerate(list_members(folder, tars, member.lower(), bar.update)):
+                images += _images(tar, Tar(folder, tars[tar]), members, endings, member.lower())
                 names += [name for name, *_ in members if "/." not in f"/{name}"]
         warn_of_pictures(names, extensions)
         if not images:
@@ -118,53 +115,38 @@ class _Image(NamedTuple):
     text: str | None
 
 
-def _folder_and_pattern(url: str) -> tuple[str, str]:
-    """The folder to list, and the pattern of the tars in it; "" for all, at any depth.
-
-    >>> _folder_and_pattern("s3://photos/train-*.tar"), _folder_and_pattern("s3://photos/train")
-    (('s3://photos', 'train-*.tar'), ('s3://photos/train', ''))
-    """
-    parent, slash, last = os.fspath(url).rpartition("/")
-    if not last.lower().endswith(".tar") and "*" not in last:
-        return os.fspath(url), ""
-    return parent or slash or ".", last
-
-
-def _chosen(folder: Folder, files: Sequence[FileInfo], pattern: str) -> list[FileInfo]:
-    """The tars that are meant."""
+def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileRef]]:
+    """The folder that was listed, and the tars in it that are meant, sorted by path."""
+    place, pattern = os.fspath(url), "*.tar"
+    parent, slash, last = place.rpartition("/")
+    is_named = last.lower().endswith(".tar") or "*" in last
+    if is_named:
+        place, pattern = parent or slash or ".", last
+    folder = Folder(place, options)
+    # One listing has sizes and versions of all. `*` means no folders below, as in a shell.
+    files = [file for file in list_folder(folder).files if not is_named or "/" not in file.path]
     tars = [
-        file
-        for file in files
-        if (fnmatchcase(file.path, pattern) if pattern else file.path.lower().endswith(".tar"))
-        and ("/" not in file.path or not pattern)  # `*` means no folders below, as in a shell
+        file.ref for file in files if fnmatch(file.path if is_named else file.path.lower(), pattern)
     ]
     if not tars:
         raise DataNotFoundError(
-            f"{folder.shown_url} holds no {pattern or '.tar files'}; compressed ones must be "
-            "unpacked first, and several are named by `*`",
+            f"{folder.shown_url} holds no {pattern}; compressed ones must be unpacked first, and "
+            "several are named by `*`",
             "nothing",
         )
-    return tars
-
-
-def _member_and_field(labels: Labels) -> tuple[str, str]:
-    """ ".json:field" in its two parts; two empty ones for labels that are in no member."""
-    if not isinstance(labels, str) or not labels.startswith("."):
-        return "", ""
-    member, _, field = labels.partition(":")
-    # Exactly one of both is a mistake: .json needs a field, and only .json has fields.
-    if (member.lower() == ".json") != bool(field):
-        raise OptionsError(f'labels={labels!r} must be ".cls" or the like, or ".json:field"')
-    return member.lower(), field
+    if not is_named:
+        paths = (file.path for file in files)
+        warn_left_out(paths, _COMPRESSED, "only .tar can be read by parts")
+    return folder, tars
 
 
 def _images(
     number: int, tar: Tar, members: Sequence[Member], endings: tuple[str, ...], suffix: str
 ) -> Iterator[_Image]:
     """The image of each sample of one tar."""
-    for key, rows in group(name for name, *_ in members):
+    for key, sample in _samples(members):
         # Extensions count in any case; of two members that differ in case only the later one.
-        own = {members[row].name.lower(): members[row] for row in rows}
+        own = {member.name.lower(): member for member in sample}
         found = [member for name, member in own.items() if name.endswith(endings)]
         if len(found) > 1:
             url = tar.name(key)
@@ -179,33 +161,31 @@ def _images(
             yield _Image(number, tar.name(member.name), member, label and label.text)
 
 
-def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """The samples of a tar: the key of each, and the places of its members, as webdataset does.
+def _samples(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
+    """The samples of a tar: the key of each, and its members, as webdataset groups them.
 
     Names without a dot, and those like `__this__` or in a folder `__this__/`, belong to no sample.
-
-    >>> list(group(["a/1.jpg", "a/1.cls", "__x__", "2.left.jpg"]))
-    [('a/1', [0, 1]), ('2', [3])]
     """
-    found = ((row, _KEY.fullmatch(name)) for row, name in enumerate(names) if not _META.match(name))
-    keys = ((match[1], row) for row, match in found if match is not None)
+    keyed = (
+        (match[1], member)
+        for member in members
+        if (match := _KEY.fullmatch(member.name)) and not _META.match(member.name)
+    )
     # Only neighbours belong together: the same key further on is another sample.
-    for key, rows in groupby(keys, itemgetter(0)):
-        yield key, [row for _, row in rows]
+    for key, found in groupby(keyed, itemgetter(0)):
+        yield key, [member for _, member in found]
 
 
 def _label(image: _Image, member: str, field: str) -> str:
     """The label in the member beside an image."""
-    if image.text is None:
+    label: Any = (image.text or "").strip()
+    if not label:
         raise DataError(
-            f"there is no {member} beside {image.url}; say where the labels are: "
+            f"there is no {member} beside {image.url}, or nothing in it; say where the labels are: "
             'labels=".cls", ".json:field", "foldernames", ...',
             "no member",
             url=image.url,
         )
-    label: Any = image.text.strip()
-    if not field and not label:
-        raise DataError(f"the {member} beside {image.url} is empty", "empty", url=image.url)
     if not field:
         return str(label)
     try:
@@ -216,7 +196,7 @@ def _label(image: _Image, member: str, field: str) -> str:
         return str(label)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"the .json beside {image.url} has no field {field!r} that is a label "
+            f"the {member} beside {image.url} has no field {field!r} that is a label "
             f"({type(error).__name__}: {error})",
             "no field",
             url=image.url,

@@ -89,7 +89,7 @@ def list_members(
         index = Cached(index, _KEPT_GIB, str(cache_folder("tars")))
         index.open()
     except DataError as error:
-        warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=4)
+        warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=3)
         index = _Index(source, suffix)
     with reading_threads(_AT_ONCE, "gpupool-index") as pool:
         for done, packed in enumerate(pool.map(index.read, tars), start=1):

@@ -23,7 +23,7 @@ from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
 from gpupool.data.stores import faults, s3
 from gpupool.data.stores.interface import Content, FileInfo, FileRef, Listing, version_of
-from gpupool.data.stores.local import list_local
+from gpupool.data.stores.local import find_local
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.waiting import interruptible
 
@@ -84,7 +84,7 @@ class Folder:
         def list_all(filesystem: Any, root: str) -> Listing:
             filesystem.invalidate_cache()
             if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-                return _listing(*list_local(root, on_progress))
+                return _listing(*find_local(root))
             return self._list_all(filesystem, root)
 
         found = self.do(list_all, "", "listing", quick)

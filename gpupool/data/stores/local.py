@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 
 from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
@@ -16,9 +15,10 @@ from gpupool.data.stores.interface import FileInfo
 _Place = tuple[int, int]  # of a folder on its disk: two names of one folder have the same
 
 
-def list_local(root: str, on_progress: Callable[[int], object]) -> tuple[list[FileInfo], list[str]]:
-    """All files below `root` at any depth, and the folders in it; a link back to a folder that it
-    lies in is left out.
+def find_local(root: str) -> tuple[list[FileInfo], list[str]]:
+    """All files below `root` at any depth, and the names of its sub-folders; none that is hidden.
+
+    A link back to a folder that it lies in is not entered again.
 
     Raises DataError for what can be neither read nor entered.
     """
@@ -53,7 +53,6 @@ def list_local(root: str, on_progress: Callable[[int], object]) -> tuple[list[Fi
                 files.append(FileInfo(below, status.st_size, ""))
             else:
                 raise _unreadable(full, "neither a file nor a folder")
-        on_progress(len(files))
     return files, folders
 
 

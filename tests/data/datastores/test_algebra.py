@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from itertools import chain
@@ -12,28 +13,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils.data import DataLoader
-from torchvision.io import decode_image
 from torchvision.transforms import v2
 
 from gpupool.core.errors import CredentialsError, DataError, OptionsError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
-from tests.data.pictures import image_file
+from tests.data.pictures import fill, image_file, values
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
-
-
-def fill(root: Path, **counts: int) -> ImageDatastore:
-    """A datastore with that many images of each class; their grey values count up from 0."""
-    value = 0
-    for name, count in counts.items():
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            (root / name / f"{number:02}.png").write_bytes(image_file(value))
-            value += 1
-    return ImageDatastore(str(root))
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +34,6 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
     return fill(tmp_path_factory.mktemp("other"), b=2, bb=1)
-
-
-def values(ds: ImageDatastore) -> list[int]:
-    return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]
 
 
 def named(ds: ImageDatastore) -> list[tuple[str, str]]:
@@ -95,6 +81,18 @@ def test_what_cannot_be_put_together(ds: ImageDatastore, other: ImageDatastore) 
         ds.concat(other.with_normalization(0.5, 0.5))
     with raises(OptionsError, "ImageDatastore"):
         ds.concat([])  # type: ignore[arg-type]
+
+
+def test_images_without_labels_can_be_put_beside_others(ds: ImageDatastore) -> None:
+    new = ImageDatastore(ds.url, labels=None)
+    assert (new.classes, new.count_each_label(), set(new.labels.tolist())) == ([], {}, {-100})
+    assert new[3][1] == -100
+    assert [picture.label for picture in new.preview(2)] == ["", ""]
+    both = new.subset([0]).concat(ds.subset([15]))
+    assert (both.classes, both.labels.tolist()) == (["a", "b", "c"], [-100, 2])
+    assert both.count_each_label() == {"a": 0, "b": 0, "c": 1}
+    with raises(OptionsError, "partition"):
+        new.split_each_label(0.5)
 
 
 def test_a_transform_draws_by_the_key_of_the_sample(ds: ImageDatastore) -> None:
@@ -208,9 +206,8 @@ def test_preview_takes_from_each_class_in_turn(ds: ImageDatastore) -> None:
     assert preview.title == f"5 of {ds!r}"
     picture = preview[1]
     assert (picture.width, picture.height, picture.url) == (4, 3, f"{ds.url}/b/00.png")
-    back = decode_image(torch.frombuffer(bytearray(picture.png), dtype=torch.uint8))
-    assert back.shape == (3, 3, 4)
-    assert int(back[0, 0, 0]) == 10
+    back = Image.open(io.BytesIO(picture.png))
+    assert (back.size, back.getpixel((0, 0))) == ((4, 3), (10, 10, 10))
     assert repr(preview).splitlines()[2] == f"b          4 x 3  {ds.url}/b/00.png"
     assert ds.preview(5, seed=1) == ds.preview(5, seed=1) != ds.preview(5, seed=2)
     assert len(ds.preview(100)) == 16
@@ -224,8 +221,7 @@ def test_preview_shrinks_large_images_and_names_bad_ones(tmp_path: Path) -> None
     (tmp_path / "1.png").write_bytes(b"no image")
     large, bad = ImageDatastore(str(tmp_path)).preview()
     assert (large.width, large.height) == (1000, 400)
-    shown = decode_image(torch.frombuffer(bytearray(large.png), dtype=torch.uint8))
-    assert shown.shape == (3, 51, 128)
+    assert Image.open(io.BytesIO(large.png)).size == (128, 51)
     assert (bad.png, bad.problem) == (b"", "damaged")
     assert "damaged" in repr(ImageDatastore(str(tmp_path)).preview())
 

@@ -12,7 +12,9 @@ import pytest
 
 from gpupool.core.errors import DataError, MissingSampleError
 from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.tar import TarDatastore
 from gpupool.data.stores.folder import Folder
+from tests.data.datastores.test_tar import shard
 from tests.data.pictures import image_file
 from tests.support.raising import raises
 
@@ -70,18 +72,19 @@ def test_what_can_be_neither_read_nor_entered_is_named(tmp_path: Path) -> None:
         place.unlink()
 
 
+@pytest.mark.parametrize("sign", ["\\", "%2F"])
 @pytest.mark.parametrize("where", ["disk", "memory"])
-def test_names_with_backslashes_say_no_class(tmp_path: Path, where: str) -> None:
+def test_names_with_other_slashes_say_no_class(tmp_path: Path, where: str, sign: str) -> None:
     root = str(tmp_path)
-    names = ["set\\a\\1.png", "set\\b\\1.png"]
+    names = [f"set{sign}a{sign}1.png", f"set{sign}b{sign}1.png"]
     if where == "memory":
-        root = "memory://backslashes/t"
-        fsspec.filesystem("memory").pipe({f"/backslashes/t/{name}": b"x" for name in names})
+        root = f"memory://slashes{len(sign)}"
+        fsspec.filesystem("memory").pipe({f"/slashes{len(sign)}/{name}": b"x" for name in names})
     else:
         put(tmp_path, *names)
-    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="backslashes"):
+    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="slashes"):
         ImageDatastore(root)
-    ds = ImageDatastore(root, labels=lambda url: url.split("\\")[-2])
+    ds = ImageDatastore(root, labels=lambda url: url.split(sign)[-2])
     assert ds.classes == ["a", "b"]
 
 
@@ -128,6 +131,18 @@ def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     assert "txt" not in said
     chosen, said = told(tmp_path, extensions=(".png", ".bmp", ".jfif"))
     assert (len(chosen), said) == (5, "")
+
+
+def test_tars_say_what_they_leave_out(tmp_path: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    (tmp_path / "0.tar").write_bytes(shard(0, 2, bmp=b"x"))
+    (tmp_path / "1.tar.gz").write_bytes(b"x")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        TarDatastore(str(tmp_path))
+    assert [warning.filename for warning in found] == [__file__] * 2
+    assert ".gz 1" in str(found[0].message)
+    assert ".bmp 2" in str(found[1].message)
 
 
 def test_a_class_needs_a_name(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
 from gpupool.data.datastores import splits
+from tests.support.raising import raises
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(np.array)
 FRACTIONS = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=3).filter(lambda f: sum(f) <= 1)
@@ -52,3 +54,16 @@ def test_parts_are_all_together_and_of_one_size(total: int, num_parts: int) -> N
     parts = [splits.partition(total, num_parts, index) for index in range(num_parts)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,)])
+def test_impossible_sizes_say_what_to_give(sizes: tuple[float, ...]) -> None:
+    with raises(OptionsError, "split_each_label("):
+        splits.split(np.zeros(9, np.int64), "a", sizes, None)
+
+
+def test_splits_that_the_images_do_not_allow() -> None:
+    with raises(OptionsError, "'b'", " 1"):
+        splits.split(np.array([0, 0, 0, 1]), "ab", (1, 2), None)
+    with raises(OptionsError, "split_each_label(0.9)", " 1 "):
+        splits.split(np.zeros(1, np.int64), "a", (0.9,), None)

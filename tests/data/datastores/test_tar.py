@@ -12,14 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import fsspec
-import numpy as np
 import pytest
 
-from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
+from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.data.datastores.tar import TarDatastore
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.stores.retry import counts
-from tests.data.pictures import image_file
+from tests.data.pictures import image_file, values
 from tests.fuzz.test_tar import member, negative, record
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
@@ -63,10 +61,6 @@ def bucket(s3: SeaweedServer) -> str:
     shards = {f"in/s-{i:02}.tar": shard(7 * i, 7) for i in range(3)}
     s3.put_objects("tars", {**shards, "in/README.txt": b"text"})
     return url
-
-
-def values(ds: TarDatastore) -> list[int]:
-    return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]
 
 
 def in_memory(name: str, *shards: bytes, **options: object) -> TarDatastore:
@@ -172,14 +166,6 @@ def test_samples_are_grouped_as_webdataset_groups_them(format: int) -> None:
     assert values(ds) == [1, 2, 3, 4]
 
 
-def test_the_loader_reads_it() -> None:
-    ds = in_memory("loaded", shard(0, 9), shard(9, 4)).with_transform(lambda image: image + 1)
-    batches = [np.array([12, 0, 5]), np.array([9])]
-    loaded = [batch for batch in load_batches(ds, batches) if batch is not None]
-    assert [batch.inputs[:, 0, 0, 0].tolist() for batch in loaded] == [[13, 1, 6], [10]]
-    assert [batch.targets.tolist() for batch in loaded] == [[0, 0, 2], [0]]
-
-
 def test_labels_from_json_folders_functions_and_tables() -> None:
     field = json.dumps({"kind": "cat", "number": 7, "list": []}).encode()
     data = tar_file(
@@ -197,9 +183,9 @@ def test_labels_from_json_folders_functions_and_tables() -> None:
         in_memory("labels", data, labels=".json:other")
     with raises(DataError, "list", "not []", kind="no field"):
         in_memory("labels", data, labels=".json:list")
-    for wrong in (".json", ".cls:field"):
-        with raises(OptionsError, "labels"):
-            in_memory("labels", data, labels=wrong)
+    hostile = tar_file({"1.png": image_file(), "1.json": b"[" * 100_000})
+    with raises(DataError, "(RecursionError", kind="no field", url="memory://labels/0.tar/1.png"):
+        in_memory("labels", hostile, labels=".json:kind")
 
 
 def test_a_sample_has_one_image() -> None:
@@ -232,48 +218,25 @@ def test_a_damaged_or_cut_header_is_not_taken_for_the_end() -> None:
     ]
 
 
-HOSTILE = {
-    "a size below zero": (member("2.png", size=negative(512)), "no tar", "", [" at byte 2,048"]),
-    "a long name of such a size": (
-        member("2.png", kind=b"L", size=negative(512)),
-        "no tar",
-        "",
-        [" -512 bytes"],
-    ),
-    "a long header": (member("p", b"1" * (1 << 20), b"x"), "no tar", "", [" 1,048,576 bytes"]),
-    "sparse": (
-        member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"),
-        "no tar",
-        "",
-        [],
-    ),
-    "brackets": (
-        member("2.png", image_file()) + member("2.json", b"[" * 100_000),
-        "no field",
-        "/2.png",
-        ["(RecursionError"],
-    ),
-    "a long label": (
-        member("2.json", bytes(1 << 25)),
-        "no tar",
-        "",
-        [" 2.json ", " 33,554,432 bytes"],
-    ),
+HOSTILE = {  # what follows a good sample, and what the error shows
+    "a size below zero": (member("2.png", size=negative(512)), " at byte 2,048"),
+    "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), " -512 bytes"),
+    "a long header": (member("p", b"1" * (1 << 20), b"x"), " 1,048,576 bytes"),
+    "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), ""),
+    "a long label": (member("2.json", bytes(1 << 25)), " 33,554,432 bytes"),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_tar_is_refused_in_one_sentence(case: str) -> None:
-    tar, kind, name, shown = HOSTILE[case]
+    tar, shown = HOSTILE[case]
     whole = member("1.png", image_file()) + member("1.json", b'{"kind": "a"}') + tar + bytes(1024)
-    names = ["kind"] if kind == "no field" else []
-    url = f"memory://hostile/0.tar{name}"
-    with raises(DataError, *names, url, *shown, kind=kind, url=url):
+    with raises(DataError, shown, kind="no tar", url="memory://hostile/0.tar"):
         in_memory("hostile", whole, labels=".json:kind")
 
 
 def test_an_empty_member_is_a_fault_of_its_own() -> None:
-    with raises(DataError, ".cls", "memory://empty/0.tar/1.png", kind="empty"):
+    with raises(DataError, ".cls", "memory://empty/0.tar/1.png", kind="no member"):
         in_memory("empty", tar_file({"1.png": b"x", "1.cls": b" "}))
     ds = in_memory("empty", tar_file({"1.png": b"", "1.cls": b"a", "2.png": b"x", "2.cls": b"b"}))
     assert [(bad.reason, bad.url) for bad in ds.check()] == [
