@@ -34,7 +34,7 @@ class Reads:
 
     `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
     the URLs of samples that were left out to what is wrong with them: "missing", "changed",
-    "empty", "damaged" ... `read_by` is what reads the data: "8 threads"; "" of datastores.
+    "empty", "damaged" ... `read_by` is what reads the data, in words; "" of datastores.
     """
 
     num_retried: int = 0

@@ -95,8 +95,8 @@ class TrainingResult:
     def skipped(self) -> dict[str, str]:
         """The URLs of samples that `on_error="skip"` has left out, and what is wrong with each.
 
-        They are counted nowhere: "missing", "changed", "empty", "damaged", "animated" or
-        "too large".
+        They are counted nowhere: "missing", "changed", "empty", "damaged" or another
+        reason of a `SampleError`.
         """
         return dict(self.history.reads.skipped)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
@@ -12,7 +13,7 @@ from gpupool.core.options.class_names import class_names
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.named_measures import LOSSES
-from gpupool.data.datastores.preview import Picture, Preview, small_png
+from gpupool.data.datastores.preview import Picture, Preview
 from gpupool.training.inputs import with_targets
 from gpupool.training.predict import inference_options, main_output, outputs_of
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gpupool.pool.pool import Pool
+
+_SIDE = 128  # pixels of the longer side of a small picture, at most
 
 
 class WorstSamples(Preview):
@@ -91,8 +94,9 @@ def _words(values: Tensor, classes: tuple[str, ...]) -> list[str]:
 def _picture(dataset: Any, index: int, label: str) -> Picture:
     """A small picture of a sample, if it is an image."""
     import torch
+    from PIL import Image
 
-    url = dataset.name(index) if hasattr(dataset, "manifest") else ""  # a datastore of ours
+    url = dataset.name(index) if hasattr(dataset, "count_each_label") else ""  # a datastore of ours
     sample = dataset[index]
     image = sample[0] if isinstance(sample, (tuple, list)) else None
     if not isinstance(image, torch.Tensor) or image.ndim != 3 or image.shape[0] not in (1, 3):
@@ -103,4 +107,8 @@ def _picture(dataset: Any, index: int, label: str) -> Picture:
         if low < 0 or high > 1:
             image = (image - low) / (high - low).clamp(min=1e-12)
         image = image.mul(255).round().byte()
-    return Picture(small_png(image), label, url, image.shape[2], image.shape[1])
+    picture, file = Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()), io.BytesIO()
+    width, height = picture.size
+    picture.thumbnail((_SIDE, _SIDE))
+    picture.save(file, "PNG")
+    return Picture(file.getvalue(), label, url, width, height)
