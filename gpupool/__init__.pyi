@@ -52,10 +52,10 @@ from .training.compare import Comparison as Comparison
 from .training.compare import compare as compare
 from .training.confusion import ConfusionMatrix as ConfusionMatrix
 from .training.confusion import confusion as confusion
-from .training.evaluate import evaluate as evaluate
 from .training.head import replace_head as replace_head
 from .training.history import TrainingHistory as TrainingHistory
 from .training.predict import Predictions as Predictions
+from .training.predict import evaluate as evaluate
 from .training.predict import predict as predict
 from .training.result import TrainingResult as TrainingResult
 from .training.run import TrainingRun as TrainingRun

@@ -20,7 +20,7 @@ _NO_PICTURE = (
 
 
 class PictureLike(Protocol):
-    """One picture: of a preview, see `gpupool.data.datastores.preview.Picture`, or of `worst`."""
+    """One picture of a preview: `gpupool.data.datastores.preview.Picture`."""
 
     png: bytes
     label: str

@@ -25,7 +25,7 @@ _SHOWN = (
         "composites.composite_text",
     ),
     ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
-    ("training.compare", "Comparison", "comparison_view.comparison_html", ""),
+    ("training.compare", "Comparison", "monitor.result_view.comparison_html", ""),
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
     (
         "training.history",
@@ -33,10 +33,8 @@ _SHOWN = (
         "monitor.picture.history_html",
         "monitor.picture.training_text",
     ),
-    ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
     ("training.sweep.result", "SweepResult", "sweep_view.result_html", ""),
-    ("training.worst", "WorstSamples", "data_view.preview_html", ""),
 )
 # (module, type, what shows one in a notebook: live, as no picture of one moment could)
 _LIVE = (

@@ -96,7 +96,7 @@ def train(
         show_training(run, options.progress, waits=wait)
         if wait:
             prints = LineView(list(run.outputs), show_values=False)
-            run.add_output_listener(prints.on_output)
+            run.on_print = prints.on_output
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)
     if not wait:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +16,7 @@ Module = TypeVar("Module", bound="nn.Module")
 
 # Parts of torchvision's networks that have a classifier of their own beside the last: GoogLeNet,
 # Inception, the segmentation networks; and LR-ASPP, which adds two.
-_AUXILIARY = {"aux1", "aux2", "AuxLogits", "aux_classifier"}
-_BESIDE = {*_AUXILIARY, "low_classifier"}
+_BESIDE = {"aux1", "aux2", "AuxLogits", "aux_classifier", "low_classifier"}
 
 
 def replace_head(model: Module, num_classes: int) -> Module:
@@ -74,36 +72,21 @@ def require_module(model: object) -> None:
 
 def _heads(model: Any) -> list[tuple[str, Any]]:
     """The last layer, by name, and those of auxiliary classifiers with as many outputs."""
-    # A segmentation network ends in its `classifier`, whatever comes after it by name.
-    main = "classifier" if hasattr(model, "backbone") and hasattr(model, "classifier") else ""
-    parts = [main, *(part for part in _parts(model))]
-    layers = [layer for part in parts if (layer := _last(model, part)) is not None]
-    # Another number of outputs means another purpose: such a layer is no second classifier.
-    return [layer for layer in layers if _num_outputs(layer[1]) == _num_outputs(layers[0][1])]
-
-
-def _parts(model: Any) -> Iterator[str]:
-    """The names of other classifiers than the last."""
-    for name, _ in model.named_modules():
-        if name.rpartition(".")[2] in _BESIDE:
-            yield name
-
-
-def _last(model: Any, part: str) -> tuple[str, Any] | None:
-    """The last layer of a part, outside of auxiliary ones; a linear one if there is any."""
     from torch import nn
 
-    prefix = f"{part}." if part else ""
-    layers: list[tuple[str, Any]] = [
-        (prefix + name if name else part, module)
-        for name, module in model.get_submodule(part).named_modules()
-        if isinstance(module, (nn.Linear, nn.Conv2d))
-        # Auxiliary classifiers are parts of their own (`_parts`), wherever a network defines them.
-        and (part or not _AUXILIARY & set(name.split(".")))
-    ]
+    # A segmentation network ends in its `classifier`, whatever comes after it by name.
+    other = "backbone." if hasattr(model, "backbone") and hasattr(model, "classifier") else None
+    parts: dict[str, list[tuple[str, Any]]] = {"": []}
+    for name, layer in model.named_modules():
+        if isinstance(layer, (nn.Linear, nn.Conv2d)) and not (other and name.startswith(other)):
+            part = next((one for one in name.split(".") if one in _BESIDE), "")
+            parts.setdefault(part, []).append((name, layer))
     # A convolution is the head only where there is no linear layer at all (SqueezeNet).
-    linear = [layer for layer in layers if isinstance(layer[1], nn.Linear)]
-    return (linear or layers)[-1] if layers else None
+    linear = ([one for one in layers if isinstance(one[1], nn.Linear)] for layers in parts.values())
+    heads = [(some or layers)[-1:] for some, layers in zip(linear, parts.values(), strict=True)]
+    # Another number of outputs means another purpose: such a layer is no second classifier.
+    num = {_num_outputs(layer) for _, layer in heads[0]}
+    return [one for head in heads for one in head if _num_outputs(one[1]) in num]
 
 
 def _num_outputs(layer: Any) -> int:

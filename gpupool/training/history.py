@@ -1,4 +1,4 @@
-"""The state of a training as the client sees it: events in, numbers and one line of text out.
+"""The state of a training as the client sees it: events in, numbers and phrases out.
 
 Runs on the client. Views (`notebook/`) read a `TrainingHistory` and do no arithmetic of their
 own beyond scaling to pixels.
@@ -6,59 +6,19 @@ own beyond scaling to pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, NamedTuple
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import done_of
-from gpupool.core.wire.events import (
-    CheckpointEvent,
-    DataEvent,
-    EndEvent,
-    Event,
-    ProgressEvent,
-    RankEvent,
-    ResumeEvent,
-    StartEvent,
-    StepEvent,
-    ValidationEvent,
-    WarningEvent,
-)
-from gpupool.training.read_totals import Reads, many
+from gpupool.core.formatting import NONE, done_of, duration, measured, number, percent
+from gpupool.core.wire import events
 
-OVER = ("finished", "stopped", "failed")
 _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
 _SLOW = 0.15  # a rank that needs so much longer than the others is worth reporting,
 _OF_STEP = 0.1  # if that is so much of a step
-BAR_CHARS = 20
-HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
-_LEAST = ("step", "rate", "bar", "loss")  # what a narrow terminal does without, in this order
-
-
-def smoothed(
-    means: Iterable[tuple[float, float, int]], half_life: float
-) -> list[tuple[float, float]]:
-    """A curve without its noise: at each point the weighted mean of all that has been so far.
-
-    The weight of a step halves with each `half_life` steps. There is no value to start from, so a
-    curve of three points is not drawn towards its first one.
-
-    Args:
-        means: (step, the mean of some steps up to it, how many they are), in order of the steps.
-
-    >>> smoothed([(1, 4.0, 1), (2, 1.0, 1)], half_life=1)
-    [(1, 4.0), (2, 2.0)]
-    """
-    found: list[tuple[float, float]] = []
-    total = weight = 0.0
-    for step, mean, count in means:
-        past = max(0.0, step - found[-1][0]) if found else 0.0
-        kept = 0.5 ** (past / half_life)
-        total, weight = kept * total + count * mean, kept * weight + count
-        found.append((step, total / weight))
-    return found
+_KEPT = ("notice", "aside", "restarts", "ranks", "options")  # where a training begins again
 
 
 class Slowest(NamedTuple):
@@ -69,14 +29,46 @@ class Slowest(NamedTuple):
 
 
 @dataclass
+class Reads:
+    """What reading the data took so far, over all ranks.
+
+    `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
+    the URLs of samples that were left out to what is wrong with them: "missing", "changed",
+    "empty", "damaged" ... `read_by` is what reads the data, in words; "" of datastores.
+    """
+
+    num_retried: int = 0
+    reason: str = ""
+    num_skipped: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    read_by: str = ""
+
+    def add(self, event: events.DataEvent) -> None:
+        """Add the next event."""
+        self.num_retried += event.num_retried
+        # An event without a retry has no reason, and must not erase the last one.
+        self.reason = event.reason or self.reason
+        self.num_skipped += event.num_skipped
+        self.skipped.update(event.skipped)
+        self.read_by = event.read_by or self.read_by
+
+    def words(self) -> list[str]:
+        """What is worth reporting, a phrase each."""
+        reason = f" ({self.reason})" if self.reason else ""
+        retried = [f"{many(self.num_retried, 'read')} retried{reason}"] * bool(self.num_retried)
+        return retried + [f"{many(self.num_skipped, 'sample')} skipped"] * bool(self.num_skipped)
+
+
+@dataclass
 class TrainingHistory:
     """Everything that has been reported so far, in order.
 
     `steps[i]` is step i + 1, also of a training that has resumed from a checkpoint; `validations`
-    has one entry per validation. `status` is one of "starting", "training", "stopping", "finished",
-    "stopped" and "failed"; `error` is the message of a failure; `notice` something to know while it
-    continues, such as that ranks hang; `aside` what happens beside the steps: before the first one,
-    while validating or saving; None while there are steps; `reads` what reading the data took.
+    has one entry per validation, of which `best` is the best one by `objective`. `status` is one of
+    "starting", "training", "stopping", "finished", "stopped" and "failed"; `error` is the message
+    of a failure; `notice` something to know while it continues, such as that ranks hang; `aside`
+    what happens beside the steps: before the first one, while validating or saving; None while
+    there are steps; `reads` what reading the data took.
 
     `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
@@ -84,28 +76,32 @@ class TrainingHistory:
     `options` are those that were not the usual ones, as they are written: {"optimizer": "'adam'"}.
     """
 
-    start: StartEvent | None = None
-    steps: list[StepEvent] = field(default_factory=list)
-    validations: list[ValidationEvent] = field(default_factory=list)
-    end: EndEvent | None = None
+    start: events.StartEvent | None = None
+    steps: list[events.StepEvent] = field(default_factory=list)
+    validations: list[events.ValidationEvent] = field(default_factory=list)
+    best: events.ValidationEvent | None = None
+    end: events.EndEvent | None = None
     status: str = "starting"
     error: str = ""
     notice: str = ""
-    aside: ProgressEvent | None = None
+    aside: events.ProgressEvent | None = None
     reads: Reads = field(default_factory=Reads)
-    warnings: list[WarningEvent] = field(default_factory=list)
-    checkpoint: CheckpointEvent | None = None
-    resumed: ResumeEvent | None = None
+    warnings: list[events.WarningEvent] = field(default_factory=list)
+    checkpoint: events.CheckpointEvent | None = None
+    resumed: events.ResumeEvent | None = None
     restarts: list[str] = field(default_factory=list)
-    ranks: dict[int, RankEvent] = field(default_factory=dict)
+    ranks: dict[int, events.RankEvent] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    num_without_improvement: int = field(default=0, init=False)
+    """How many validations there were since the best one; what `patience` limits."""
+    data_wait_s: float = field(default=0.0, init=False)
+    """Seconds of `training_s` that rank 0 waited for data."""
+    elapsed_s: float = field(default=0.0, init=False)
+    """Seconds from the start of training to the last event."""
     # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False)
-    _data_wait_s: float = field(default=0.0, init=False)
     _validation_s: float = field(default=0.0, init=False)  # before the last step
     _newest_validation_s: float = field(default=0.0, init=False)  # after it
-    _noted_s: float = field(default=0.0, init=False)  # seconds, when last noted aside
-    _best: int = field(default=-1, init=False)  # index into `validations`
 
     def __repr__(self) -> str:
         # Not all of its fields: thousands of steps would stay in the notebook's file.
@@ -133,57 +129,53 @@ class TrainingHistory:
         columns = list(dict.fromkeys(["step", *(name for row in rows.values() for name in row)]))
         return pandas.DataFrame(list(rows.values()), columns=columns).set_index("step")
 
-    def add(self, event: Event) -> None:
+    def add(self, event: events.Event) -> None:
         """Add the next event."""
         match event:
-            case StartEvent():
-                self._forget()  # what came before is reported again
-                self.start, self.status = event, "training"
-            case StepEvent():
+            case events.StartEvent():
+                usual = TrainingHistory(event, status="training")
+                for one in fields(self):  # what came before is reported again
+                    if one.name not in _KEPT:
+                        setattr(self, one.name, getattr(usual, one.name))
+            case events.StepEvent():
                 self._add_step(event)
-                self.aside = None
-            case ProgressEvent():
+            case events.ProgressEvent():
                 is_over = 0 < event.total <= event.done
                 self.aside = None if is_over else event
-                self._noted_s = max(self._noted_s, event.elapsed_s)
-            case ValidationEvent():
+            case events.ValidationEvent():
                 self._add_validation(event)
-                self.aside = None
-            case DataEvent():
+            case events.DataEvent():
                 self.reads.add(event)
-            case WarningEvent():
+            case events.WarningEvent():
                 self.warnings.append(event)
-            case CheckpointEvent():
+            case events.CheckpointEvent():
                 self.checkpoint = event
-            case ResumeEvent():
+            case events.ResumeEvent():
                 self.resumed = event
-            case RankEvent():
+            case events.RankEvent():
                 self.ranks[event.rank] = event
-            case EndEvent():
+            case events.EndEvent():
                 self.end = event
                 self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"
+        self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
 
-    def _forget(self) -> None:
-        """Forget what was reported before."""
-        self.steps, self.validations, self.warnings = [], [], []
-        self.reads, self.end, self.checkpoint, self.resumed = Reads(), None, None, None
-        self._num_samples, self._data_wait_s, self._noted_s = 0, 0.0, 0.0
-        self._validation_s, self._newest_validation_s, self._best = 0.0, 0.0, -1
-
-    def _add_step(self, event: StepEvent) -> None:
-        # Appended, as a StartEvent cleared the list: `steps[i]` is step i + 1 after a restart, too.
+    def _add_step(self, event: events.StepEvent) -> None:
+        # A start has cleared the list: `steps[i]` is step i + 1 after a restart, too.
         self.steps.append(event)
+        self.aside = None
         self._num_samples += event.num_samples
-        self._data_wait_s += event.data_wait_s
+        self.data_wait_s += event.data_wait_s
         # Counted only when a step follows: `throughput` divides by the time up to the last step.
         self._validation_s += self._newest_validation_s
         self._newest_validation_s = 0.0
 
-    def _add_validation(self, event: ValidationEvent) -> None:
-        if event.is_best:
-            # The ranks decide what is best (`objective`); here only the place is kept.
-            self._best = len(self.validations)
+    def _add_validation(self, event: events.ValidationEvent) -> None:
         self.validations.append(event)
+        self.aside = None
+        if event.is_best:  # the ranks decide that, by `objective`
+            self.best, self.num_without_improvement = event, 0
+        elif self.best is not None:
+            self.num_without_improvement += 1
         if self.steps:
             self._newest_validation_s = event.elapsed_s - self.steps[-1].elapsed_s
 
@@ -195,17 +187,7 @@ class TrainingHistory:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
-        return self.status in OVER
-
-    @property
-    def best(self) -> ValidationEvent | None:
-        """The best validation so far."""
-        return self.validations[self._best] if self._best >= 0 else None
-
-    @property
-    def num_without_improvement(self) -> int:
-        """How many validations there were since the best one; what `patience` limits."""
-        return len(self.validations) - 1 - self._best if self._best >= 0 else 0
+        return self.status in events.OVER
 
     @property
     def slowest(self) -> Slowest | None:
@@ -226,7 +208,7 @@ class TrainingHistory:
         return Slowest(rank, share) if share > _SLOW and matters else None
 
     @property
-    def newest(self) -> CheckpointEvent | ResumeEvent | None:
+    def newest(self) -> events.CheckpointEvent | events.ResumeEvent | None:
         """The newest checkpoint: one that was made, or the one that it has resumed from."""
         made = [event for event in (self.checkpoint, self.resumed) if event is not None]
         # A resumed run may fail before it has saved: then the one it came from is the newest.
@@ -257,21 +239,9 @@ class TrainingHistory:
         return min(1.0, len(self.steps) / self.num_steps) if self.num_steps else 0.0
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds from the start of training to the last event; also a validation has some."""
-        last = [s.elapsed_s for s in self.steps[-1:]] + [v.elapsed_s for v in self.validations[-1:]]
-        return self.end.elapsed_s if self.end else max([self._noted_s, *last])
-
-    @property
     def throughput(self) -> float:
-        """Samples per second over all steps so far, waiting for data included.
-
-        Validation does not count: its time is taken out of the span.
-        """
-        if not self.steps:
-            return 0.0
-        seconds = self.training_s
-        return self._num_samples / seconds if seconds > 0 else 0.0
+        """Samples per second over all steps so far, waiting for data included, validation not."""
+        return self._num_samples / self.training_s if self.training_s > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
@@ -289,115 +259,99 @@ class TrainingHistory:
         return self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
 
     @property
-    def data_wait_s(self) -> float:
-        """Seconds of `training_s` that rank 0 waited for data."""
-        return self._data_wait_s
-
-    @property
     def data_wait_share(self) -> float:
         """Share of the training time that rank 0 waited for data, 0..1."""
-        seconds = self.training_s
-        return self._data_wait_s / seconds if seconds > 0 else 0.0
+        return self.data_wait_s / self.training_s if self.training_s > 0 else 0.0
 
     def line(self) -> str:
-        """The state in one line of text, for terminals and logs; see `status_line`.
+        """The state in one line of text, for terminals and logs.
+
+        "training  epoch 4/6  step 560/900  62%  loss 0.2100  acc 89.9%  val 89.6%  1 min 10 s left
+        39,600 images/s" while it runs; once it is over, the time it took.
 
         >>> TrainingHistory().line()
         'starting'
         """
-        return status_line(self)
+        aside = self.aside if self.stage else None
+        done = done_of(aside.done, aside.total, aside.unit) if aside else ""
+        stage = f"{self.stage} ({done})" if done else self.stage
+        # Before the first step there is no loss to show, and a failure here has no numbers either.
+        if self.start is None or not self.steps:
+            failed = f"failed: {self.error}" if self.status == "failed" else ""
+            return failed or (f"starting: {stage}" if stage else self.status)
+        last = self.steps[-1]
+        parts = [
+            f"{self.status}  epoch {last.epoch}/{self.start.num_epochs}",
+            f"step {last.step}/{self.num_steps or '?'}",
+            f"{int(100 * self.progress)}%" if self.num_steps and not self.is_over else "",
+            f"loss {last.loss:.4f}",
+            "" if last.accuracy is None else f"acc {last.accuracy:.1%}",
+        ]
+        if self.validations:
+            value = self.validations[-1]
+            shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
+            parts.append(f"val {shown}")
+        eta = None if self.is_over else self.eta_s
+        time = duration(self.elapsed_s) if eta is None else f"{duration(eta)} left"
+        parts += [stage, time, f"{number(self.throughput)} {self.start.unit}/s"]
+        parts += self.reads.words()
+        parts.append(many(len(self.warnings), "warning") if self.warnings else "")
+        parts.append(self.error if self.status == "failed" else "")
+        return "  ".join(filter(None, parts))
 
 
-def fitting_line(history: TrainingHistory, width: int) -> str:
-    """`status_line` in at most `width` characters: the least of its parts are left out first."""
-    left_out = 0
-    # Built again for each part: how wide a part is depends on its numbers.
-    while len(line := status_line(history, _LEAST[:left_out])) > width and left_out < len(_LEAST):
-        left_out += 1
-    return line[:width]
+# ---- what a training was, in phrases that several views share ----------------------------
 
 
-def status_line(history: TrainingHistory, without: Sequence[str] = ()) -> str:
-    """The state of a training.
-
-    "training  epoch 4/6  step 560/900  [===========>        ] 62%  loss 0.2100  acc 89.9%
-    val 89.6%  39.6k img/s  eta 1:10" while it runs; once it is over the time it took, no bar.
-
-    Args:
-        without: parts that are left out, of `_LEAST`.
-    """
-    # Before the first step there is no loss to show, and a failure here has no numbers either.
-    if history.start is None or not history.steps:
-        if history.status == "failed":
-            return f"failed: {history.error}"
-        return f"starting: {stage(history)}" if history.stage else history.status
-    last, start = history.steps[-1], history.start
-    parts = [history.status, f"epoch {last.epoch}/{start.num_epochs}"]
-    if "step" not in without:
-        parts.append(f"step {last.step}/{history.num_steps or '?'}")
-    if history.num_steps and not history.is_over:
-        percent = f"{int(100 * history.progress)}%"
-        parts.append(percent if "bar" in without else bar(history.progress))
-    if "loss" not in without or last.accuracy is None:
-        parts.append(f"loss {last.loss:.4f}")
-    if last.accuracy is not None:
-        parts.append(f"acc {last.accuracy:.1%}")
-    if history.validations:
-        value = history.validations[-1]
-        shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
-        parts.append(f"val {shown}")
-    if history.stage:
-        parts.append(stage(history))
-    if "rate" not in without:
-        unit = "img" if start.unit == "images" else "samples"
-        parts.append(f"{rate(history.throughput)} {unit}/s")
-    eta = None if history.is_over else history.eta_s
-    parts.append(f"{history.elapsed_s:.1f} s" if eta is None else f"eta {clock(eta)}")
-    parts += history.reads.words()
-    if history.warnings:
-        parts.append(many(len(history.warnings), "warning"))
+def ending(history: TrainingHistory) -> str:
+    """Why it is over, in a few words."""
+    end, start = history.end, history.start
     if history.status == "failed":
-        parts.append(history.error)
-    return "  ".join(parts)
+        return "failed"
+    if end is None or start is None:
+        return NONE
+    return {
+        "epochs": f"{many(start.num_epochs, 'epoch')} completed",
+        "max_steps": f"{many(end.step, 'step')} completed",
+        "user": "stopped by you",
+        "callback": "stopped by a callback",
+        "patience": no_improvement(history),
+        "diverged": "training diverged",
+    }.get(end.stopped_by, end.stopped_by)
 
 
-def stage(history: TrainingHistory) -> str:
-    """What happens beside the steps, and how far: "saving the network (12.3 of 98.0 MB)"."""
-    aside = history.aside
-    if aside is None or not history.stage:
-        return ""
-    done = done_of(aside.done, aside.total, aside.unit)
-    return f"{aside.what} ({done})" if done else aside.what
+def no_improvement(history: TrainingHistory) -> str:
+    """What patience has ended it for: "no improvement for 5 validations (patience)"."""
+    num = history.start.patience if history.start else 0
+    lasted = f" for {many(num, 'validation')}" if num else ""
+    return f"no improvement{lasted} (patience)"
 
 
-def bar(share: float) -> str:
-    """A share (0..1) as a bar of text.
+def best_of(history: TrainingHistory) -> str:
+    """The value that makes it the best, and when it was: "86.3 % after step 450"."""
+    best, by = history.best, history.start.objective if history.start else ""
+    if best is None:
+        return NONE
+    if by == "accuracy" and best.accuracy is not None and by not in best.metrics:
+        return f"{percent(best.accuracy)} {after(best)}"
+    value = best.metrics.get(by, best.loss if by == "loss" else None)
+    return after(best) if value is None else f"{by} {measured(by, value)} {after(best)}"
 
-    >>> bar(0.62), bar(1)
-    ('[===========>        ] 62%', '[====================] 100%')
+
+def after(event: events.CheckpointEvent | events.ResumeEvent | events.ValidationEvent) -> str:
+    """When it was."""
+    return f"after step {number(event.step)}"
+
+
+def figure(value: float | None) -> str:
+    """A loss in four digits; a dash where there is none."""
+    return NONE if value is None else f"{value:.4g}"
+
+
+def many(count: int, what: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "read"), many(1200, "read")
+    ('1 read', '1,200 reads')
     """
-    done = int(BAR_CHARS * share)
-    drawn = ("=" * (done - 1) + ">" if done else "") if share < 1 else "=" * BAR_CHARS
-    return f"[{drawn:<{BAR_CHARS}}] {int(100 * share)}%"
-
-
-def rate(a_second: float) -> str:
-    """A rate in at most five characters.
-
-    >>> rate(39_600), rate(412.3), rate(2.345)
-    ('39.6k', '412', '2.3')
-    """
-    if a_second >= 10_000:
-        return f"{a_second / 1000:.1f}k"
-    return f"{a_second:.0f}" if a_second >= 10 else f"{a_second:.1f}"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as a clock shows them.
-
-    >>> clock(70), clock(3725)
-    ('1:10', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

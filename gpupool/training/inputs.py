@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
@@ -12,7 +11,6 @@ from gpupool.pool.variables.composite import value_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_FIXED = ("Resize", "CenterCrop", "Grayscale", "Pad", "Identity", "ToDtype", "ToImage", "Normalize")
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
@@ -47,7 +45,7 @@ def of_inputs(given: Any, model: nn.Module) -> Any:
     if isinstance(given, (str, os.PathLike)):
         url = os.fspath(given)
         if url.lower().endswith(PICTURES):
-            return [_absolute(url)]
+            return [absolute(url)]
         import gpupool
 
         return gpupool.ImageDatastore(url, labels=None)
@@ -60,41 +58,22 @@ def of_inputs(given: Any, model: nn.Module) -> Any:
         return as_tensor(given, model)
     if isinstance(given, (list, tuple)) and given:
         if all(isinstance(one, (str, os.PathLike)) for one in given):
-            return [_absolute(os.fspath(one)) for one in given]
-        if isinstance(given[0], (int, float)) or _is_numbers(given[0]):
+            return [absolute(os.fspath(one)) for one in given]
+        if isinstance(given[0], (int, float, list)):
             import numpy as np
 
             return as_tensor(np.asarray(given), model)
     return given
 
 
-def picture_transform(dataset: Any, validation: Any) -> Any:
-    """What a single picture goes through, as those that were validated; None if that is unknown.
-
-    Without a validation the transform of the training data, if it has no random part.
-    """
-    if validation is not None:
-        return _transform_of(validation)
-    found = _transform_of(dataset)
-    return found if _is_fixed(found) else None
-
-
-def _transform_of(dataset: Any) -> Any:
-    """That of a datastore of images, or what it is a part of."""
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        dataset = dataset.dataset
+def picture_transform(validation: Any) -> Any:
+    """What a single picture goes through: the transform of a datastore of images that was
+    validated on, or of what it is a part of; None without."""
+    while hasattr(validation, "dataset") and hasattr(validation, "indices"):
+        validation = validation.dataset
     # Masks go through a transform together with their images.
-    is_ours = hasattr(dataset, "with_normalization") and not hasattr(dataset, "mask_paths")
-    return dataset.transform if is_ours else None
-
-
-def _is_fixed(transform: Any) -> bool:
-    """Whether it is of torchvision, and each part of it always does the same."""
-    parts = getattr(transform, "transforms", None)
-    if isinstance(parts, (list, tuple)) and type(transform).__name__ == "Compose":
-        return all(map(_is_fixed, parts))
-    is_known = type(transform).__module__.startswith("torchvision.transforms")
-    return is_known and type(transform).__name__ in _FIXED
+    is_ours = hasattr(validation, "with_normalization") and not hasattr(validation, "mask_paths")
+    return validation.transform if is_ours else None
 
 
 def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tensor:
@@ -135,11 +114,7 @@ def _is_picture(given: Any) -> bool:
     return any(cls.__module__ == "PIL.Image" for cls in type(given).__mro__)
 
 
-def _is_numbers(row: Any) -> bool:
-    is_row = isinstance(row, Sequence) and not isinstance(row, str)
-    return is_row and bool(row) and all(isinstance(value, (int, float)) for value in row)
-
-
-def _absolute(url: str) -> str:
-    # A rank may be in another folder.
+def absolute(url: str) -> str:
+    """A path as seen from any folder, as that of a rank is another; URLs stay."""
+    # "::" chains file systems in fsspec's URLs, as in "zip::s3://...".
     return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from gpupool.core.errors import OptionsError, PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
 from gpupool.core.options.effects import check_for
-from gpupool.core.options.model_facts import check_parameters
+from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.schedule import check_for_stream
@@ -25,32 +24,34 @@ from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
 from gpupool.pool.variables.buffers import Stored
 from gpupool.pool.variables.parcels import sources_of
+from gpupool.training.binding import bind_training
 from gpupool.training.head import require_module
+from gpupool.training.inputs import absolute, with_targets
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def checked(
-    pool: Pool,
+def prepared(
     model: nn.Module,
     dataset: Any,
     loss: Any,
     options: TrainingOptions,
     validation: Any,
-) -> TrainingOptions:
-    """The options as they hold on the ranks that train.
+) -> TrainingJob:
+    """What is to be trained, as it holds on the ranks that train.
 
     Raises:
         TrainingError: the input cannot be trained on.
         OptionsError: an option is wrong for it, or would do nothing.
     """
+    dataset, validation = with_targets(dataset, model), with_targets(validation, model)
     check_input(model, dataset, loss, validation)
     if not isinstance(options, TrainingOptions):
         raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
     check_metrics(options.metrics)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
-    options = with_absolute_paths(options.resolve(len(pool.training_ranks)))
+    options = with_absolute_paths(options)
     options = with_data(options, dataset)
     num = num_samples(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
@@ -59,11 +60,12 @@ def checked(
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model)
-    return options
+    job = TrainingJob(model, dataset, chosen_loss(loss, model), options, validation)
+    return bind_training(job)
 
 
 def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:
-    """Refuse what cannot be trained on any pool: see `checked`."""
+    """Refuse what cannot be trained on any pool: see `prepared`."""
     require_module(model)
     require_dataset("dataset", dataset)
     if validation is not None:
@@ -146,19 +148,10 @@ def _whole(dataset: Any) -> Any:
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
     """The options with relative paths made absolute; URLs stay."""
-    resume, profile = options.resume, options.profile
-    names_one = isinstance(resume, str) and resume != "auto"
-    return replace(
-        options,
-        checkpoint=options.checkpoint and _absolute(options.checkpoint),
-        tensorboard=options.tensorboard and _absolute(options.tensorboard),
-        resume=_absolute(str(resume)) if names_one else resume,
-        profile=profile and replace(profile, url=_absolute(profile.url)),
-    )
-
-
-def _absolute(url: str) -> str:
-    # "::" chains file systems in fsspec's URLs, as in "zip::s3://...".
-    if "://" in url or "::" in url:
-        return url
-    return os.path.abspath(os.path.expanduser(url))
+    names = ("checkpoint", "tensorboard", "resume")
+    given = {name: getattr(options, name) for name in names}
+    paths: dict[str, Any] = {
+        n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"
+    }
+    profile = options.profile and replace(options.profile, url=absolute(options.profile.url))
+    return replace(options, **paths, profile=profile)

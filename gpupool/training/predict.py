@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import TrainingError
+from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
-from gpupool.core.options.training_options import Precision
-from gpupool.core.progress import progress
-from gpupool.core.wire.calls import Predict
+from gpupool.core.options.datasets import require_dataset
+from gpupool.core.options.model_facts import chosen_loss
+from gpupool.core.options.named_measures import check_loss, check_metrics
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.progress import Progress, progress
+from gpupool.core.wire.calls import Call, Evaluate, Predict
+from gpupool.core.wire.events import ProgressEvent
+from gpupool.core.wire.output import OnOutput, OutputKind
+from gpupool.core.wire.replies import Value
+from gpupool.core.wire.values import Job
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.call import ask, inference_options
+from gpupool.training.binding import bind
 from gpupool.training.head import require_module
-from gpupool.training.inputs import of_inputs
+from gpupool.training.inputs import of_inputs, with_targets
+from gpupool.training.job import send_job
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+# What a training and a pass over a data set have in common: how samples are read and computed.
+_OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
+_WHAT = {
+    "predict": "Predicting",
+    "evaluate": "Evaluating",
+    "confusion": "Counting classes",
+    "worst": "Looking for the highest losses",
+}
 
 
 class Predictions(list[str]):
@@ -36,36 +54,12 @@ class Predictions(list[str]):
     classes: tuple[str, ...]
 
 
-# `Tensor | Any`: an editor knows the tensor, and a network with several outputs is no mistake.
-@overload
-def predict(
-    model: nn.Module,
-    dataset: Any,
-    *,
-    names: Literal[False] = ...,
-    batch_size: int = ...,
-    precision: Precision = ...,
-    pool: Pool | None = ...,
-    **reading: Any,
-) -> Tensor | Any: ...
-@overload
-def predict(
-    model: nn.Module,
-    dataset: Any,
-    *,
-    names: Literal[True],
-    batch_size: int = ...,
-    precision: Precision = ...,
-    pool: Pool | None = ...,
-    **reading: Any,
-) -> Predictions: ...
 def predict(
     model: nn.Module,
     dataset: Any,
     *,
     names: bool = False,
-    batch_size: int = 256,
-    precision: Precision = "float32",
+    transform: Any = None,
     pool: Pool | None = None,
     **reading: Any,
 ) -> Any:
@@ -84,10 +78,10 @@ def predict(
             pictures come sorted by path; an iterator of inputs, which is read to its end first.
         names: the names of the classes instead of outputs: `Predictions`, a list of texts with
             `scores`.
-        batch_size: samples per step over all ranks.
-        precision: "float32", or "bf16" or "fp16" by `torch.autocast`; outputs are float32 then.
+        transform: what pictures go through that are no data set.
         pool: where; the notebook's pool, which is started if none runs, unless given.
-        reading: options of `TrainingOptions` that say how samples are read.
+        reading: batch_size (256 unless given), precision, workers, collate, inputs and targets, as
+            in `TrainingOptions`.
 
     Returns:
         A tensor of shape (samples, ...): for a classifier (samples, classes). Of a network
@@ -101,34 +95,105 @@ def predict(
         OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
-    given = (batch_size, precision, pool)
-    return predicted(model, dataset, None, names, *given, **reading)
-
-
-def predicted(
-    model: nn.Module,
-    given: Any,
-    transform: Any,
-    names: bool = False,
-    batch_size: int = 256,
-    precision: str = "float32",
-    pool: Pool | None = None,
-    **reading: Any,
-) -> Any:
-    """As `predict`; pictures that are no data set go through `transform`, unless it is None."""
-    options = inference_options("predict", batch_size=batch_size, precision=precision, **reading)
+    options = inference_options("predict", reading)
     require_module(model)
-    dataset = of_inputs(given, model)
+    dataset = of_inputs(dataset, model)
     classes = info_of(model).classes or class_names(dataset) if names else ()
     if names and not classes:
         raise TrainingError(
             "names=True: neither the network nor the data know names of classes; train with data "
             "that have them, as an ImageDatastore, or take the index: predict(...).argmax(1)."
         )
-    outputs = outputs_of(
-        "predict", InferenceJob(model, dataset, options, transform=transform), pool
-    )
+    job = InferenceJob(model, dataset, options, transform=transform)
+    outputs = outputs_of("predict", job, pool)
     return _named(outputs, classes) if names else outputs
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Any,
+    metrics: Any = ("accuracy",),
+    *,
+    loss: Any = None,
+    pool: Pool | None = None,
+    **reading: Any,
+) -> dict[str, float]:
+    """The metrics of `model` over all samples, and its loss if one is given, by name.
+
+    They do not depend on the number of ranks, nor on `batch_size`: each sample counts once, and
+    what the ranks have seen is put together before a value is computed.
+
+    Args:
+        metrics: names ("accuracy", "top5", "precision", "recall", "f1", "auc", "pixel_accuracy",
+            "mean_iou", "rmse", "mse", "mae", "r2", "token_accuracy", "perplexity"; those of classes
+            are means over the classes, as scikit-learn's "macro"), functions (outputs, targets) ->
+            mean over the samples, metrics of torchmetrics, or a dict {name of an output: one or
+            several of these}. Pixels of class -100 count nowhere.
+        loss: as for `train`.
+        pool: where; the notebook's pool, which is started if none runs, unless given.
+        reading: as those of `predict`.
+
+    Raises:
+        TrainingError: the input is not a network or not a data set, or a metric is unknown.
+        OptionsError: an option is wrong, or does nothing here.
+        SpmdError: a rank failed.
+    """
+    check_metrics(metrics)
+    if loss is not None:
+        check_loss(loss)
+    options = inference_options("evaluate", reading)
+    job = InferenceJob(
+        model, with_targets(dataset, model), options, metrics, chosen_loss(loss, model)
+    )
+    # All ranks have summed the same over all samples, so the first one's values are everybody's.
+    return dict(ask("evaluate", pool, job, Evaluate)[0])
+
+
+def inference_options(what: str, given: Mapping[str, Any]) -> TrainingOptions:
+    """The options of a pass over a data set.
+
+    Raises:
+        OptionsError: one is wrong, or does nothing without training.
+    """
+    for name in given:
+        if name not in _OPTIONS:
+            raise OptionsError(
+                f"{name} does nothing in {what}(), which takes {', '.join(_OPTIONS)}."
+            )
+    return TrainingOptions(**{"batch_size": 256, **given})
+
+
+def ask(
+    what: str, pool: Pool | None, job: InferenceJob, call: Callable[[Job], Call[Value]]
+) -> list[Value]:
+    """Have the ranks that train do a job, which is checked; the values in the order of the ranks.
+
+    Args:
+        what: the function of the user's that asks.
+        call: makes the call of the job that was sent.
+
+    Raises:
+        TrainingError: the model is no network, the data set is none, or something cannot be sent.
+        SpmdError: a rank failed.
+    """
+    require_module(job.model)
+    require_dataset("dataset", job.dataset)
+    job = bind(job, what)
+    pool = current_pool(create=True) if pool is None else pool
+    if not isinstance(pool, Pool):
+        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
+    sent = send_job(pool, job)
+    ranks = pool.training_ranks
+    calls = dict.fromkeys(ranks, call(sent.wire))
+    try:
+        sent.bring_constants(pool, ranks)
+        with progress(_WHAT[what], unit="samples") as bar:
+            recorder = OutputRecorder(ranks, pool.secrets, _listener(bar))
+            values = Execution(pool, calls, recorder).result()
+    # Also after an error: the job holds the network and the data set, and may be large.
+    finally:
+        sent.remove()
+    return [values[rank] for rank in ranks]
 
 
 def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
@@ -149,8 +214,8 @@ def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
         for path in paths:
             # `_plain` on the ranks has left tensors, dicts and lists: no code has to run.
             parts.append(torch.load(path, weights_only=True))
+            path.unlink()
             bar.advance()
-    _remove(paths)
     # Each rank has a share of every batch.
     batches = chain.from_iterable(zip(*parts, strict=True))
     return _together([batch for batch in batches if batch is not None])
@@ -161,21 +226,36 @@ def main_output(outputs: Any) -> Any:
     return outputs.get("logits", outputs.get("out")) if isinstance(outputs, dict) else outputs
 
 
+def _listener(bar: Progress) -> OnOutput:
+    """A listener that has `bar` show how far the ranks are; it drops what they print."""
+
+    def listen(rank: int, kind: OutputKind, content: Any) -> None:
+        for event in content if kind is OutputKind.EVENTS else ():
+            if not isinstance(event, ProgressEvent):
+                continue
+            # What a rank does besides, listing a bucket say, is a note in the same bar.
+            if event.what == "samples":
+                bar.update(event.done, event.total or None)
+            else:
+                bar.tell("" if 0 < event.total <= event.done else event.what)
+
+    return listen
+
+
 def _named(outputs: Any, classes: Sequence[str]) -> Predictions:
     """The class of each sample by its highest score; of one score, the second of two above 0."""
     import torch
 
     outputs = main_output(outputs)
-    is_tensor = isinstance(outputs, torch.Tensor)
-    if is_tensor and outputs.ndim == 2 and outputs.shape[1] == 1 and len(classes) == 2:
+    shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else ()
+    if len(shape) == 2 and shape[1] == 1 and len(classes) == 2:
         found = (outputs[:, 0] > 0).long()
-    elif is_tensor and outputs.ndim == 2 and outputs.shape[1] >= len(classes):
+    elif len(shape) == 2 and shape[1] >= len(classes):
         found = outputs[:, : len(classes)].argmax(1)
     else:
-        shape = tuple(outputs.shape) if is_tensor else type(outputs).__name__
         raise TrainingError(
-            f"names=True: the outputs are {shape}, not a score of each of {len(classes)} classes "
-            "for each sample; take them as they are, without names."
+            f"names=True: the outputs are {shape or type(outputs).__name__}, not a score of each "
+            f"of {len(classes)} classes for each sample; take them as they are, without names."
         )
     names = Predictions(classes[index] for index in found.tolist())
     names.scores, names.classes = outputs, tuple(classes)
@@ -192,8 +272,3 @@ def _together(batches: list[Any]) -> Any:
     if isinstance(first, list):
         return [_together(list(parts)) for parts in zip(*batches, strict=True)]
     return None if first is None else torch.cat(batches)
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink()

@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, duration, measured, number, percent
+from gpupool.core.formatting import duration, measured, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.events import StartEvent, ValidationEvent
-from gpupool.core.wire.replies import TrainReply
+from gpupool.core.wire.events import ValidationEvent
 from gpupool.pool.calls.output import RankOutput
-from gpupool.training.history import TrainingHistory
-from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
-from gpupool.training.predict import Predictions, predicted
+from gpupool.training.history import TrainingHistory, after, ending, figure
+from gpupool.training.predict import predict
 from gpupool.training.worst import WorstSamples, worst_samples
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-
-Rows = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What came of a training, ready to be shown.
-
-    `facts` are pairs (label, value). `values` is a table with the header `columns`: the name of the
-    row, then loss, accuracy and metrics of the last training step, the last and the best
-    validation. `warnings` are sentences.
-    """
-
-    headline: str
-    facts: Rows
-    columns: tuple[str, ...]
-    values: tuple[tuple[str, ...], ...]
-    warnings: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [f"TrainingResult: {self.headline}"]
-        lines += [f"  {label.lower():<12}{value}" for label, value in self.facts]
-        if self.values:
-            rows = [("", *(name.lower() for name in self.columns[1:])), *self.values]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            for first, *rest in rows:
-                cells = [cell.ljust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-                name = first.lower().ljust(max(12, widths[0] + 2))
-                lines.append(f"  {name}{'  '.join(cells)}".rstrip())
-        lines += [f"  warning: {sentence}" for sentence in self.warnings]
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class TrainingPlot:
-    """The curves of a training, which IPython shows as a picture, or as text in a terminal."""
-
-    history: TrainingHistory = field(repr=False)
-
-    def __repr__(self) -> str:
-        return f"TrainingPlot({self.history.line()})"
+Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -71,14 +28,12 @@ class TrainingResult:
 
     `model` is an ordinary module on the CPU, a new one: the module given to `train` is as it was.
     Its weights are the best ones or the last, as `options.keep` says. `options` are those that have
-    held: `scale` is carried out.
+    held.
     """
 
     model: nn.Module
     history: TrainingHistory
     options: TrainingOptions
-    found: TrainReply = field(default_factory=TrainReply, repr=False)
-    """What the ranks report beside the events."""
     outputs: Mapping[int, RankOutput] = field(default_factory=dict, repr=False)
     """What each rank that trained has printed."""
     transform: Any = field(default=None, repr=False)
@@ -128,10 +83,7 @@ class TrainingResult:
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) of the training inputs, by `with_normalization` or normalize="fit".
-
-        `predict`, `evaluate` and `confusion` apply it, as `model` knows it too.
-        """
+        """(mean, std) of the training inputs, which `predict`, `evaluate` and `confusion` apply."""
         return info_of(self.model).normalization
 
     @property
@@ -148,18 +100,19 @@ class TrainingResult:
         """
         return dict(self.history.reads.skipped)
 
-    @overload
-    def predict(self, x: Any, *, names: Literal[False] = ..., **options: Any) -> Tensor | Any: ...
-    @overload
-    def predict(self, x: Any, *, names: Literal[True], **options: Any) -> Predictions: ...
-    def predict(self, x: Any, *, names: bool = False, **options: Any) -> Any:
+    @property
+    def throughput(self) -> float:
+        """Training samples per second over all ranks."""
+        return self.history.throughput
+
+    def predict(self, x: Any, **options: Any) -> Any:
         """What `model` gives for `x`, as `gpupool.predict(result.model, x)`.
 
-        Pictures that are no data set go through the transform of the validation data, or through
-        that of the training data if it has no random part; without either, they get the size of the
-        training's pictures. Then they are normalized as in training.
+        Pictures that are no data set go through the transform of the validation data, if it has
+        one, else they get the size of the training's pictures. Then they are normalized as in
+        training.
         """
-        return predicted(self.model, x, self.transform, names, **options)
+        return predict(self.model, x, **{"transform": self.transform, **options})
 
     def worst(
         self, num: int = 16, dataset: Any = None, *, loss: Any = None, **options: Any
@@ -170,7 +123,7 @@ class TrainingResult:
         Args:
             dataset: another data set than the validation data.
             loss: a name or module of torch, where that of the training is none.
-            options: as those of `evaluate`: `batch_size`, `precision`, `pool` and how to read.
+            options: as those of `predict`.
 
         Raises:
             TrainingError: there was no validation and no data set is given; it is a stream; the
@@ -185,131 +138,66 @@ class TrainingResult:
                 "data set, as result.worst(16, dataset=data)."
             )
         # The samples are read as in the training, unless something else is asked for.
-        usual = TrainingOptions()
-        for name in ("collate", "inputs", "targets", "workers"):
-            value = getattr(self.options, name)
-            if value != getattr(usual, name):
-                options.setdefault(name, value)
+        names = ("collate", "inputs", "targets", "workers")
+        options = {name: getattr(self.options, name) for name in names} | options
         loss = self.loss if loss is None else loss
         return worst_samples(self.model, dataset, num, loss, **options)
 
-    def plot(self) -> TrainingPlot:
-        """Loss and accuracy over the steps: the picture that the training has left."""
-        return TrainingPlot(self.history)
+    def plot(self) -> TrainingHistory:
+        """The history, which IPython shows as the picture that the training has left."""
+        return self.history
 
     @property
-    def throughput(self) -> float:
-        """Training samples per second over all ranks."""
-        return self.history.throughput
+    def headline(self) -> str:
+        """How it ended, in a line."""
+        history = self.history
+        return f"{history.status}, {ending(history)}, in {duration(history.elapsed_s)}"
 
-    def summary(self) -> Summary:
-        """What was trained, on what, how long, and what came of it; `print` makes text of it."""
-        return _summarize(self)
+    def rows(self) -> Rows:
+        """What was trained, how, and what came of it: a table of (label, value)."""
+        history, best = self.history, self.best
+        trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        unit = history.start.unit if history.start else "samples"
+        rows = [
+            ("Model", f"{type(self.model).__name__}, {number(trained)} parameters trained"),
+            ("Weights", f"after step {number(self.kept_step)}"),
+            ("Speed", f"{number(self.throughput)} {unit}/s"),
+        ]
+        if history.steps:
+            last = history.steps[-1]
+            rows.append(("Training", in_words(found(last.loss, last.accuracy, {}))))
+        shown = [("Validation", one) for one in history.validations[-1:]]
+        shown += [(f"Best, {after(best)}", best)] if best is not None else []
+        rows += [(name, in_words(measured_by(event))) for name, event in shown]
+        if history.options:
+            rows.append(("Options", ", ".join(f"{n}={v}" for n, v in history.options.items())))
+        if self.skipped:
+            rows.append(("Skipped", f"{number(history.reads.num_skipped)} {unit}"))
+        if self.checkpoint:
+            rows.append(("Checkpoint", self.checkpoint))
+        return rows
 
     def __repr__(self) -> str:
-        return str(self.summary())
+        rows = self.rows()
+        width = max(len(label) for label, _ in rows)
+        lines = [f"  {label.lower():<{width}}  {value}" for label, value in rows]
+        lines += [f"  warning: {sentence}" for sentence in self.warnings]
+        return "\n".join([f"TrainingResult: {self.headline}", *lines])
 
 
-def _summarize(result: TrainingResult) -> Summary:
-    """The outcome of a training."""
-    history = result.history
-    columns, values = _values(result)
-    start = history.start
-    return Summary(
-        headline=_headline(result),
-        facts=tuple(_facts(result, start)) if start else (("Model", _model(result.model)),),
-        columns=columns,
-        values=values,
-        warnings=tuple(result.warnings),
-    )
+def measured_by(event: ValidationEvent) -> Rows:
+    """What one validation has found, as (name, value)."""
+    return found(event.loss, event.accuracy, event.metrics)
 
 
-def _headline(result: TrainingResult) -> str:
-    history = result.history
-    why = {"user": "by you", "callback": "by a callback"}.get(result.stopped_by, ending(history))
-    return f"{history.status}, {why}, in {duration(history.elapsed_s)}"
+def found(loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> Rows:
+    """Loss, metrics and accuracy; a metric of that name is the accuracy."""
+    values = {name: measured(name, value) for name, value in metrics.items()}
+    if accuracy is not None:
+        values["accuracy"] = percent(accuracy)
+    return [("loss", figure(loss)), *values.items()]
 
 
-def _facts(result: TrainingResult, start: StartEvent) -> list[tuple[str, str]]:
-    history = result.history
-    num_steps = len(history.steps)
-    rows = [
-        ("Model", _model(result.model)),
-        ("Weights", _weights(result)),
-        ("Data", _data(start, history)),
-        ("Steps", f"{number(num_steps)}, batch {global_batch(start.batch_size, start.world_size)}"),
-        ("Hardware", ", ".join(filter(None, [hardware(start), backend(start)]))),
-        ("Time", _time(result, start)),
-    ]
-    if history.options:
-        rows.append(("Options", ", ".join(f"{n}={value}" for n, value in history.options.items())))
-    if result.skipped:
-        rows.append(("Skipped", f"{number(history.reads.num_skipped)} {start.unit}"))
-    if history.resumed is not None:
-        rows.append(("Resumed", after(history.resumed)))
-    if result.checkpoint:
-        rows.append(("Checkpoint", result.checkpoint))
-    return rows
-
-
-def _model(model: Any) -> str:
-    """Its class, and how much there is to train."""
-    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-    total, trained = sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains)
-    frozen = "" if total == trained else f", {number(trained)} of them trained"
-    return f"{type(model).__name__}, {number(total)} parameters{frozen}"
-
-
-def _weights(result: TrainingResult) -> str:
-    best = result.best
-    # The last step may be the best one, too: only the options say which was wanted.
-    is_best = best is not None and best.step == result.kept_step
-    kind = "the best ones" if is_best and result.options.keep != "last" else "the last ones"
-    if result.stopped_by == "diverged" and kind == "the last ones":
-        kind = "the last good ones"
-    return f"{kind}, after step {number(result.kept_step)}"
-
-
-def _data(start: StartEvent, history: TrainingHistory) -> str:
-    if not start.num_samples:
-        return f"a stream of {start.unit}"
-    epochs = "1 epoch" if start.num_epochs == 1 else f"{start.num_epochs} epochs"
-    by = f", read by {history.reads.read_by}" if history.reads.read_by else ""
-    return f"{number(start.num_samples)} {start.unit}, {epochs} planned{by}"
-
-
-def _time(result: TrainingResult, start: StartEvent) -> str:
-    summary = f"{duration(result.history.elapsed_s)}, {number(result.throughput)} {start.unit}/s"
-    if not start.started_at:
-        return summary
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started_at))
-    return f"{summary}, started {began}"
-
-
-def _values(result: TrainingResult) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The header and the rows of the table; without any step there is none."""
-    history, best = result.history, result.best
-    if not history.steps:
-        return (), ()
-    last = history.steps[-1]
-    validations = history.validations[-1:]
-    has_accuracy = last.accuracy is not None
-    # Also a metric of that name has one column.
-    known = {"accuracy"} if has_accuracy else set()
-    metrics = [name for one in validations for name in one.metrics if name not in known]
-    columns = ["", "Loss", *(["Accuracy"] if has_accuracy else []), *metrics]
-    accuracy = [percent(last.accuracy)] if has_accuracy else []
-    rows = [("Training", figure(last.loss), *accuracy, *[NONE] * len(metrics))]
-    shown = [("Validation", one) for one in validations]
-    if best is not None:
-        shown.append((f"Best ({after(best)})", best))
-    rows += [_row(name, event, metrics, has_accuracy) for name, event in shown]
-    return tuple(columns), tuple(rows)
-
-
-def _row(
-    name: str, event: ValidationEvent, metrics: list[str], has_accuracy: bool
-) -> tuple[str, ...]:
-    accuracy = [percent(event.accuracy)] if has_accuracy else []
-    shown = [measured(metric, event.metrics.get(metric)) for metric in metrics]
-    return name, figure(event.loss), *accuracy, *shown
+def in_words(values: Rows) -> str:
+    """The values in a line."""
+    return ", ".join(f"{name} {value}" for name, value in values)

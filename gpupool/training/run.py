@@ -9,32 +9,21 @@ last checkpoint, if that is wanted.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
-from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.training_options import TrainingOptions, changed
+from gpupool.core.wire import events
 from gpupool.core.wire.calls import Train
-from gpupool.core.wire.events import (
-    CheckpointEvent,
-    EndEvent,
-    ProgressEvent,
-    ResumeEvent,
-    StartEvent,
-    StepEvent,
-    ValidationEvent,
-    WarningEvent,
-)
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.pickles import copy_of
 from gpupool.core.wire.replies import TrainReply
@@ -44,11 +33,9 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
-from gpupool.training.binding import bind_training
 from gpupool.training.history import TrainingHistory
-from gpupool.training.inputs import picture_transform, with_targets
-from gpupool.training.job import checked, send_job
-from gpupool.training.restarts import Restarts, with_checkpoint
+from gpupool.training.inputs import picture_transform
+from gpupool.training.job import prepared, send_job
 from gpupool.training.result import TrainingResult
 
 if TYPE_CHECKING:
@@ -86,14 +73,9 @@ class TrainingRun:
     ) -> None:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
-        dataset, validation = with_targets(dataset, model), with_targets(validation, model)
-        options = checked(pool, model, dataset, loss, options, validation)
-        loss = chosen_loss(loss, model)
-        fits = options.normalize == "fit"
-        data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
-        self.history = TrainingHistory(options=changed(options))
-        self.options = options
-        self._validation, self.loss = validation, loss
+        job = prepared(model, dataset, loss, options, validation)
+        self.options, self.loss, self._validation = job.options, job.loss, job.validation
+        self.history = TrainingHistory(options=changed(job.options))
         self._result: Callable[[], TrainingResult | None] = lambda: None
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
@@ -102,35 +84,22 @@ class TrainingRun:
         self._error: BaseException | None = None
         self._trial = current.trial.get()  # of a sweep
         self._ended_by: Exception | None = None  # what that has raised
-        self._reply = TrainReply()  # of the first rank
-        self._end: EndEvent | None = None  # added when all have replied and the weights are there
-        self._finished = threading.Event()
-        self._lock = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []  # called when it is over
+        # Added when all have replied and the weights are there.
+        self._end: events.EndEvent | None = None
+        self._over: Future[None] = Future()
         self._stopping = self._aborting = False
-        self._restarts = Restarts(wanted=options.on_failure == "resume")
+        self._last_step: int | None = None  # of the newest checkpoint when a rank died
         self._weights_path = pool.engines.new_file("weights.pt")
-        self._network = data.network
-        self._transform = picture_transform(dataset, validation)
-        job = TrainingJob(
-            self._model,
-            data.dataset,
-            loss,
-            options,
-            data.validation,
-            data.network,
-            data.num_classes,
-        )
-        self._job = send_job(pool, job)
+        self._network = job.network or NetworkInfo()
+        self._job = send_job(pool, replace(job, model=self._model))
         self._ranks = pool.training_ranks
-        gpus = [pool.ranks[rank].gpu for rank in self._ranks]  # numbered as on their machine
-        devices = tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
-        hosts = tuple(filter(None, (pool.ranks[rank].host for rank in self._ranks)))
-        self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices, "hosts": hosts}
-        self._output_listeners: list[OnOutput] = []
-        self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_print)
+        self.on_print: OnOutput = lambda rank, kind, content: None
+        """Called with what ranks print, in a background thread."""
+        self._recorder = OutputRecorder(
+            self._ranks, pool.secrets, lambda *printed: self.on_print(*printed)
+        )
         self._call = Train(self._job.wire, self._weights_path.name)
-        self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
+        self.history.add(events.ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin(self._call)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
@@ -144,6 +113,19 @@ class TrainingRun:
         It is called in a background thread.
         """
         self._listeners.append(listener)
+
+    @property
+    def outputs(self) -> Mapping[int, RankOutput]:
+        """What each rank that trains has printed so far."""
+        return self._recorder.outputs
+
+    def text(self, rank: int) -> str:
+        """What a rank that trains has printed so far."""
+        return self._recorder.text(rank)
+
+    def done(self) -> bool:
+        """Whether training is over."""
+        return self._over.done()
 
     def stop(self) -> None:
         """End training after the same step on every rank and keep the network; returns at once.
@@ -159,29 +141,12 @@ class TrainingRun:
             threading.Thread(target=self._see_it_stop, name="gpupool-stop", daemon=True).start()
         self._ask_to_stop()
 
-    def done(self) -> bool:
-        """Whether training is over."""
-        return self._finished.is_set()
-
-    def add_output_listener(self, listener: OnOutput) -> None:
-        """Call `listener(rank, kind, content)` with what ranks print, in a background thread."""
-        self._output_listeners.append(listener)
-
-    @property
-    def outputs(self) -> Mapping[int, RankOutput]:
-        """What each rank that trains has printed so far."""
-        return self._recorder.outputs
-
-    def text(self, rank: int) -> str:
-        """What a rank that trains has printed so far."""
-        return self._recorder.text(rank)
-
     def result(self, tick: Callable[[], None] = lambda: None) -> TrainingResult:
         """The result, after waiting for it.
 
         The first Ctrl-C (or the notebook's stop button) is `stop()`; a second one, more than a
         second later, interrupts the ranks at once. The network is lost then, but for what is in the
-        last checkpoint, which the error names; with `checkpoint` one is made at that moment.
+        last checkpoint, which the error names.
 
         Args:
             tick: called every 0.1 s while waiting, in this thread.
@@ -190,10 +155,10 @@ class TrainingRun:
             SpmdError: a rank failed.
         """
         interrupts = 0
-        while not self._finished.is_set():
+        while not self.done():
             try:
                 # Short waits: `tick` draws between them, in the thread whose cell it is.
-                self._finished.wait(0.1)
+                wait([self._over], 0.1)
                 tick()
             except KeyboardInterrupt:
                 ignore_for_a_moment()
@@ -203,16 +168,8 @@ class TrainingRun:
             raise error
         found = self._result()
         if found is None:
-            found = TrainingResult(
-                self._model,
-                self.history,
-                self.options,
-                self._reply,
-                self.outputs,
-                self._transform,
-                self._validation,
-                self.loss,
-            )
+            data = picture_transform(self._validation), self._validation, self.loss
+            found = TrainingResult(self._model, self.history, self.options, self.outputs, *data)
             # The picture of the run stays in the notebook, and knows the run: data must not stay.
             self._result, self._validation = weakref.ref(found), None
         return found
@@ -220,23 +177,10 @@ class TrainingRun:
     def __await__(self) -> Generator[Any, None, TrainingResult]:
         """What `result` gives; the notebook's stop button does what it does there."""
         loop = asyncio.get_running_loop()
-        over = asyncio.Event()
-
-        def wake() -> None:
-            # Another thread calls this; an asyncio.Event may be set only in the thread of its loop.
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(over.set)
-
-        # Else the run could end between the look and the entry, and nobody would wake this cell.
-        with self._lock:
-            is_over = self.done()
-            if not is_over:
-                self._waiting.append(wake)
-        if is_over:
-            over.set()
+        over = asyncio.shield(asyncio.wrap_future(self._over))
         # The handler interrupts the loop anywhere, so it only has the loop call `_on_press`.
         with heard_by(lambda first: loop.call_soon_threadsafe(self._on_press, first)):
-            yield from over.wait().__await__()
+            yield from over.__await__()
         return self.result()
 
     def _on_press(self, is_first: bool) -> None:
@@ -267,7 +211,7 @@ class TrainingRun:
 
     def _see_it_stop(self) -> None:
         """Ranks hear of it between two steps: one that waits for its data is ended where it is."""
-        while not self._finished.wait(_LOOK_EVERY_S):
+        while not wait([self._over], _LOOK_EVERY_S).done:
             for rank, waits in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
                 # The smaller of both: while the store answers, a slow batch will come.
                 if waits.batch_s > _BATCH_S or min(waits.batch_s, waits.store_s) > _STORE_S:
@@ -277,12 +221,11 @@ class TrainingRun:
     def _stop_at_once(self, rank: int, waits: Waits) -> None:
         """Have all ranks end after their last complete step, since the data of one do not come."""
         why = f" ({waits.reason})" if waits.reason else ""
-        step = len(self.history.steps)
         words = (
             f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so far"
             f"{why}; the step that had begun is left out."
         )
-        self.history.add(WarningEvent("stop", words, step))
+        self.history.add(events.WarningEvent("stop", words, len(self.history.steps)))
         self._notify()
         # First: when the interrupt comes, each rank must know that it is a stop and no error.
         self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
@@ -293,27 +236,33 @@ class TrainingRun:
             self._recorder(rank, kind, content)
             return
         for event in content:
-            if isinstance(event, EndEvent):
+            if isinstance(event, events.EndEvent):
                 self._end = event
                 continue
-            if isinstance(event, StartEvent):
-                # A rank knows its own device only; the client knows which ranks train where.
-                event = dataclasses.replace(event, **self._places)
-            elif isinstance(event, ResumeEvent):
-                self._restarts.went_on_from(event.step)
-            # Without a checkpoint the training begins again, and no ResumeEvent says from where.
-            elif isinstance(event, StepEvent) and event.step == 1:
-                self._restarts.went_on_from(0)
-            elif isinstance(event, ValidationEvent):
+            if isinstance(event, events.StartEvent):
+                event = self._with_places(event)
+            elif isinstance(event, events.ResumeEvent):
+                self._tell_restart(f"from step {event.step}")
+            # Without a checkpoint it begins again, and no event says from where.
+            elif isinstance(event, events.StepEvent) and event.step == 1:
+                self._tell_restart("from the beginning")
+            elif isinstance(event, events.ValidationEvent):
                 self._tell_trial(event)
             self.history.add(event)
-        self.history.restarts = list(self._restarts.sentences)
-        # The StartEvent of another attempt has set it back.
+        # The events.StartEvent of another attempt has set it back.
         if self._stopping and self.history.status == "training":
             self.history.status = "stopping"
         self._notify()
 
-    def _tell_trial(self, event: ValidationEvent) -> None:
+    def _with_places(self, event: events.StartEvent) -> events.StartEvent:
+        """With what only the client knows: which ranks train, and where."""
+        here = [self._pool.ranks[rank] for rank in self._ranks]
+        # GPUs are numbered as on their machine.
+        devices = tuple(f"cuda:{r.gpu.label} {r.gpu.name}" if r.gpu else "CPU" for r in here)
+        hosts = tuple(rank.host for rank in here if rank.host)
+        return replace(event, ranks=self._ranks, devices=devices, hosts=hosts)
+
+    def _tell_trial(self, event: events.ValidationEvent) -> None:
         """Report a validation to the trial of a sweep that this is part of, which may end it."""
         if self._trial is None or self._ended_by is not None:
             return
@@ -324,10 +273,6 @@ class TrainingRun:
             self._ended_by = error
             self.stop()
 
-    def _on_print(self, rank: int, kind: OutputKind, content: Any) -> None:
-        for listener in self._output_listeners:
-            listener(rank, kind, content)
-
     def _on_notice(self, text: str | None) -> None:
         if not self.history.is_over:
             self.history.notice = text or ""
@@ -335,25 +280,20 @@ class TrainingRun:
 
     def _finish(self) -> None:
         try:
-            self._reply = self._wait()[self._ranks[0]]
+            reply = self._wait()[self._ranks[0]]
             # Before the end is reported: to views it means that the network is there.
-            self._load_weights()
+            self._load_weights(reply)
             if self._end is not None:
                 self.history.add(self._end)
         except BaseException as error:  # raised again in the thread that asks for the result
-            self._error = self._told(error)
-            self.history.status = "failed"
-            self.history.error = str(error)
+            self._error = self._with_checkpoint(error)
+            self.history.status, self.history.error = "failed", str(error)
         self.history.notice = ""
         self._job.remove()
         self._weights_path.unlink(missing_ok=True)
         self._recorder.finish()
         self._notify()
-        # With the lock, as `__await__` looks and enters its callback with it.
-        with self._lock:
-            self._finished.set()
-        for wake in self._waiting:
-            wake()
+        self._over.set_result(None)
 
     def _wait(self) -> dict[int, TrainReply]:
         """The replies of the ranks, after as many attempts as it takes."""
@@ -361,10 +301,11 @@ class TrainingRun:
             try:
                 return self._execution.result()
             except SpmdError as error:
-                newest = self.history.newest.step if self.history.newest else 0
-                if self._aborting or not self._restarts.goes_on(error, newest):
+                if not self._may_resume(error):
                     raise
-                self._on_notice(f"{self._restarts.sentences[-1].partition(';')[0]}; it is replaced")
+                # Its first clause says how the rank ended; what follows is advice for a cell.
+                how = re.split(r"[;.\n]", error.first.evalue)[0]
+                self._on_notice(f"{how}; it is replaced")
                 try:
                     self._pool.wait_until_usable()
                 except PoolError:  # it could not be replaced: the loss is what is to be said
@@ -372,29 +313,51 @@ class TrainingRun:
                 # A second press may have come while the rank was replaced.
                 if self._aborting:
                     raise
+                self.history.restarts.append(f"{how}; it was replaced, and training resumed")
                 # `again`: from the newest checkpoint, whatever the options say about `resume`. With
                 # `overwrite` that is another training's as long as this one has reported none.
-                is_own = isinstance(self.history.newest, CheckpointEvent)
+                is_own = isinstance(self.history.newest, events.CheckpointEvent)
                 again = is_own or not self.options.overwrite
-                self._execution = self._begin(dataclasses.replace(self._call, again=again))
+                self._execution = self._begin(replace(self._call, again=again))
                 if self._stopping:  # the new rank has not heard of it
                     self._ask_to_stop()
 
-    def _told(self, error: BaseException) -> BaseException:
+    def _may_resume(self, error: SpmdError) -> bool:
+        """Whether to go on after a failure: only after a rank's death, and only with a newer
+        checkpoint than at the last one: what kills a rank at one place would do so for ever."""
+        # By the first error: ranks that were freed from a collective report errors of their own.
+        is_death = error.first.ename == "EngineDiedError"
+        if self._aborting or self.options.on_failure != "resume" or not is_death:
+            return False
+        before, newest = self._last_step, self.history.newest
+        self._last_step = newest.step if newest else 0
+        return before is None or self._last_step > before
+
+    def _tell_restart(self, where: str) -> None:
+        """The last sentence on a lost rank says from where training has resumed, once."""
+        said = self.history.restarts
+        if said and said[-1].endswith("training resumed"):
+            said[-1] += f" {where}"
+
+    def _with_checkpoint(self, error: BaseException) -> BaseException:
         """The error, which names the last checkpoint if there is one."""
         newest = self.history.newest
         if newest is None or not isinstance(error, SpmdError):
             return error
-        return with_checkpoint(error, newest)
+        how = "auto" if isinstance(newest, events.CheckpointEvent) else newest.url
+        line = f"The checkpoint after step {newest.step} is at {newest.url}; resume={how!r} resumes"
+        hint = "\n".join(filter(None, [error.first.hint, f"{line} from it."]))
+        errors = {**error.errors, error.first.rank: replace(error.first, hint=hint)}
+        # A new error, as its message is made of the parts.
+        return SpmdError(errors, error.num_ranks).with_traceback(error.__traceback__)
 
-    def _load_weights(self) -> None:
+    def _load_weights(self, reply: TrainReply) -> None:
         import torch
 
-        self.history.add(ProgressEvent("reading the network", 0, 0))
+        self.history.add(events.ProgressEvent("reading the network", 0, 0))
         self._notify()
         path = self._pool.carrier.bring_file(self._ranks[0], self._weights_path)
         load(self._model, torch.load(path, map_location="cpu", weights_only=True))
-        reply = self._reply
         known = self._network
         network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)
         give(self._model, network)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -23,9 +22,8 @@ from gpupool.notebook.monitor.curves import Curves
 from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.words import headline, remaining
-from gpupool.training.history import TrainingHistory, fitting_line
+from gpupool.training.history import TrainingHistory
 from gpupool.training.job import with_absolute_paths
-from gpupool.training.restarts import Restarts, with_checkpoint
 
 START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
 
@@ -43,11 +41,6 @@ def history_of(*events: object) -> TrainingHistory:
     for event in events:
         history.add(event)  # type: ignore[arg-type]
     return history
-
-
-def died(rank: int = 1) -> SpmdError:
-    text = f"rank {rank} was killed by SIGKILL; its variables are lost. It is being replaced"
-    return SpmdError({rank: RankError(rank, "EngineDiedError", text)}, 2)
 
 
 def test_a_new_start_forgets_what_is_told_again() -> None:
@@ -134,38 +127,6 @@ def test_a_stream_has_no_number_of_steps() -> None:
     assert "Step" in history_html(history)
 
 
-def test_it_goes_on_after_a_death_while_there_is_progress() -> None:
-    restarts = Restarts(wanted=True)
-    assert restarts.goes_on(died(), 0)
-    restarts.went_on_from(0)
-    assert restarts.goes_on(died(0), 10)
-    restarts.went_on_from(10)
-    assert not restarts.goes_on(died(), 10)
-    assert restarts.sentences == [
-        "rank 1 was killed by SIGKILL; it was replaced, and training resumed from the beginning",
-        "rank 0 was killed by SIGKILL; it was replaced, and training resumed from step 10",
-    ]
-
-
-def test_it_does_not_go_on_after_an_error_of_the_user_or_unasked() -> None:
-    error = SpmdError({0: RankError(0, "ValueError", "wrong")}, 2)
-    assert not Restarts(wanted=True).goes_on(error, 5)
-    assert not Restarts(wanted=True).goes_on(KeyboardInterrupt(), 5)
-    assert not Restarts(wanted=False).goes_on(died(), 5)
-
-
-def test_an_error_says_where_the_last_checkpoint_is() -> None:
-    error = SpmdError({0: RankError(0, "ValueError", "wrong", "Traceback ...", hint="memory")}, 2)
-    told = with_checkpoint(error, checkpoint(8))
-    assert str(told) == str(error)
-    shown = "\n".join(told._render_traceback_())
-    assert (
-        "memory\nThe checkpoint after step 8 is at s3://a/step-00000008.pt; resume='auto'" in shown
-    )
-    told = with_checkpoint(error, ResumeEvent(8, "s3://b/step-00000008.pt"))
-    assert "resume='s3://b/step-00000008.pt' resumes" in "\n".join(told._render_traceback_())
-
-
 def test_relative_folders_are_those_of_the_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,24 +181,3 @@ def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
     history.add(ProgressEvent("saving the last checkpoint", 0, 0))
     history.add(EndEvent("epochs", 2, 0.2))
     assert (history.stage, headline(history)) == ("", "Finished: 2 epochs in 0.2 s")
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (
-            200,
-            "training  epoch 1/2  step 1/8  [=>                  ] 12%  loss 0.5000  80 samples/s",
-        ),
-        (80, "training  epoch 1/2  [=>                  ] 12%  loss 0.5000  eta 0:01"),
-        (60, "training  epoch 1/2  12%  loss 0.5000"),
-        (30, "training  epoch 1/2  12%  loss"),
-    ],
-)
-def test_a_narrow_line_leaves_out_the_least(width: int, line: str) -> None:
-    history = TrainingHistory()
-    history.add(StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", num_steps=8))
-    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
-    shown = fitting_line(history, width)
-    assert len(shown) <= width
-    assert shown.startswith(line)

@@ -1,7 +1,7 @@
 """Kinds of values that options take, each with the sentence for any other value. Runs anywhere.
 
 A check gets an option's name and value, and gives the value as it is kept: a plain number, a tuple,
-a text. Which option has which check stands in `training_options.py`.
+a text. Words come as a `Literal`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import pool_options
@@ -23,35 +23,28 @@ Check = Callable[[str, Any], Any]
 def number(
     *,
     whole: bool = False,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    most: float = math.inf,
 ) -> Check:
     """A finite number within limits."""
     limits = {"at least": least, "above": above, "below": below, "at most": most}
-    said = " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
+    said = [f"{name} {limit}" for name, limit in limits.items() if not math.isinf(limit)]
 
     def check(name: str, value: Any) -> int | float:
         pool_options.number(name, value, whole=whole)
-        # In this form NaN is refused as well, with which every comparison is False.
-        is_within = (
-            (least is None or value >= least)
-            and (above is None or value > above)
-            and (below is None or value < below)
-            and (most is None or value <= most)
-        )
-        if not is_within:
-            raise OptionsError.of(name, value, f"must be {said}.")
-        if math.isinf(value):
-            raise OptionsError.of(name, value, "must be finite.")
+        # NaN is refused as well, with which every comparison is False.
+        if not (least <= value <= most and above < value < below):
+            raise OptionsError.of(name, value, f"must be {' and '.join([*said, 'finite'])}.")
         return int(value) if whole else float(value)  # plain ones: numpy's would overflow
 
     return check
 
 
-def word(*allowed: str) -> Check:
+def word(words: Any) -> Check:
     """One of these words."""
+    allowed = get_args(words)
 
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str) and value not in allowed and value.lower() in allowed:
@@ -71,22 +64,27 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def flag_or(*words: str) -> Check:
+def flag_or(words: Any) -> Check:
     """True, False, or one of these words."""
-
-    def check(name: str, value: Any) -> Any:
-        return value if isinstance(value, bool) else word(*words)(name, value)
-
-    return check
+    return lambda name, value: value if isinstance(value, bool) else word(words)(name, value)
 
 
-def function(arguments: str, example: str, *words: str) -> Check:
+def function(arguments: str, example: str, words: Any) -> Check:
     """A function of one argument, or one of some words."""
 
     def check(name: str, value: Any) -> Any:
-        _refuse_scheduler(name, value)
+        made = getattr(value, "func", value)  # of a partial
+        for module, kind in (("optimizer", "Optimizer"), ("lr_scheduler", "LRScheduler")):
+            is_object = not isinstance(made, type)
+            if _is_a(made, f"torch.optim.{module}", kind) and (is_object or kind != "Optimizer"):
+                raise OptionsError(
+                    f"{name}={getattr(made, '__name__', type(made).__name__)} is of parameters "
+                    "that the ranks do not have: write optimizer=torch.optim.Adam, and "
+                    "schedule='cosine' or schedule=lambda step: factor, which is multiplied with "
+                    "lr."
+                )
         if not callable(value):
-            return word(*words)(name, value)
+            return word(words)(name, value)
         if not _can_be_called(value):
             shown = getattr(value, "__qualname__", None) or type(value).__qualname__
             raise OptionsError(
@@ -96,35 +94,6 @@ def function(arguments: str, example: str, *words: str) -> Check:
         return value
 
     return check
-
-
-def optimizer(*words: str) -> Check:
-    """One of the words, or what makes an optimizer of parameter groups."""
-    example = "lambda groups: torch.optim.Adam(groups, amsgrad=True)"
-    either = function("parameter groups", example, *words)
-
-    def check(name: str, value: Any) -> Any:
-        if not callable(value) and _is_a(value, "torch.optim.optimizer", "Optimizer"):
-            kind = type(value).__name__
-            raise OptionsError(
-                f"{name}={kind}(...) is an object, of parameters that the ranks do not have: "
-                f"write {name}=torch.optim.{kind}, lr=..."
-            )
-        return either(name, value)
-
-    return check
-
-
-def _refuse_scheduler(name: str, value: object) -> None:
-    """Refuse a class or object of torch.optim.lr_scheduler, also within a partial."""
-    value = getattr(value, "func", value)
-    kind = value if isinstance(value, type) else type(value)
-    if _is_a(value, "torch.optim.lr_scheduler", "LRScheduler"):
-        raise OptionsError(
-            f"{name}={kind.__name__} is a scheduler of torch, which needs an optimizer that the "
-            "ranks make: write schedule='cosine', or schedule=lambda step: factor, which is "
-            "multiplied with lr."
-        )
 
 
 def _is_a(value: object, module: str, name: str) -> bool:
@@ -153,18 +122,11 @@ def any_function(name: str, value: Any) -> Any:
 
 
 def factors(name: str, value: Any) -> dict[str, float]:
-    """Factors by patterns of parameter names."""
-    if not isinstance(value, Mapping):
-        raise OptionsError.of(name, value, "give a dict, as {'head.*': 10}.")
-    for pattern, factor in value.items():
-        if not isinstance(pattern, str):
-            raise OptionsError(f"{name}: {pattern!r} is no pattern of parameter names.")
-        pool_options.number(f"{name}[{pattern!r}]", factor)
-    # 0 is allowed here, unlike for `lr`: it freezes the parameters that match.
-    bad = {pattern: factor for pattern, factor in value.items() if not 0 <= factor < math.inf}
-    if bad:
-        raise OptionsError.of(name, bad, "a factor must be finite and not negative.")
-    return {pattern: float(factor) for pattern, factor in value.items()}
+    """Factors by patterns of parameter names; 0 freezes the parameters that match."""
+    if not isinstance(value, Mapping) or not all(isinstance(pattern, str) for pattern in value):
+        raise OptionsError.of(name, value, "give a dict of patterns, as {'head.*': 10}.")
+    check = number(least=0)
+    return {pattern: check(f"{name}[{pattern!r}]", factor) for pattern, factor in value.items()}
 
 
 def warmup(name: str, value: Any) -> Any:
@@ -191,20 +153,14 @@ def interval(*, or_time: bool = False) -> Check:
     def check(name: str, value: Any) -> str | int:
         if not isinstance(value, str):
             return int(number(whole=True, least=1)(name, value))
-        if value == "epoch" or (or_time and _is_time(value)):
+        # A time has a unit: "600" alone could be steps or seconds.
+        is_time = or_time and value[-1:] in ("s", "m", "h", "d")
+        if value == "epoch" or (is_time and parse_duration_s(value) is not None):
             return value
         also = ", or a time such as '10m'" if or_time else ""
         raise OptionsError.of(name, value, f"write 'epoch' or a number of steps{also}.")
 
     return check
-
-
-def _is_time(value: str) -> bool:
-    """Whether it is a time; a unit is required, as "600" alone could be steps or seconds."""
-    try:
-        return parse_duration_s(value) is not None and value.strip()[-1] in "smhd"
-    except OptionsError:
-        return False
 
 
 def resume(name: str, value: Any) -> str | bool:
@@ -223,13 +179,11 @@ def sample_weights(name: str, value: Any) -> str | array[float]:
     if isinstance(value, array):  # checked before
         return value
     if isinstance(value, str):
-        return str(word("balanced")(name, value))
+        return str(word(Literal["balanced"])(name, value))
     if hasattr(value, "tolist"):  # of torch, numpy and pandas
         value = value.tolist()
     try:
-        if isinstance(value, Mapping) or not isinstance(value, Iterable):
-            raise TypeError
-        found = array("d", value)
+        found = array("d", () if isinstance(value, Mapping) else value)
     except TypeError:
         raise OptionsError(f"{name}: give one number for each sample.") from None
     bad = next((place for place, one in enumerate(found) if not 0 <= one < math.inf), None)
@@ -242,15 +196,16 @@ def sample_weights(name: str, value: Any) -> str | array[float]:
     return found
 
 
-def inputs(*words: str) -> Check:
+def inputs(words: Any) -> Check:
     """One of the words, or parts of a batch."""
+    allowed = get_args(words)
 
     def check(name: str, value: Any) -> Any:
-        if isinstance(value, str) and value not in words:
+        if isinstance(value, str) and value not in allowed:
             raise OptionsError.of(
                 name,
                 value,
-                f"choose one of {', '.join(words)}; a column by its name is {name}=({value!r},).",
+                f"choose one of {', '.join(allowed)}; a column by its name is {name}=({value!r},).",
             )
         return value if isinstance(value, str) else _parts(name, value)
 
@@ -263,8 +218,7 @@ def part(name: str, value: Any) -> str | int:
 
 
 def _parts(name: str, value: Any) -> tuple[str | int, ...]:
-    is_some = isinstance(value, Iterable) and not isinstance(value, Mapping)
-    parts = tuple(value) if is_some else ()
+    parts = tuple(value) if isinstance(value, Iterable) else ()
     if not parts or not all(isinstance(one, str | int) for one in parts):
         raise OptionsError.of(
             name,
@@ -284,8 +238,7 @@ def metrics(name: str, value: Any) -> Any:
 
 def callbacks(name: str, value: Any) -> tuple[Any, ...]:
     """One or several functions."""
-    is_one = callable(value) or not isinstance(value, Iterable)
-    found = (value,) if is_one else tuple(value)
+    found = (value,) if callable(value) or not isinstance(value, Iterable) else tuple(value)
     for one in found:
         if not callable(one):
             raise OptionsError(f"{name}: {one!r} cannot be called; give functions of info.")

@@ -6,7 +6,7 @@ meet, before any rank starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
@@ -14,38 +14,17 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.named_measures import name_of
 
 
-class Effect(NamedTuple):
-    """Options that work only while another one has a value with which `works` is true.
+class Needs(NamedTuple):
+    """Another option that an option works with only: one of `values`, or any that is given.
 
     `meant` is what to choose for the other one.
     """
 
-    names: tuple[str, ...]
     other: str
-    works: Callable[[Any], bool]
+    values: tuple[str, ...]
     meant: str
 
 
-def _is_one_of(*words: str) -> Callable[[Any], bool]:
-    return lambda value: value in words
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None
-
-
-EFFECTS = (
-    Effect(("momentum",), "optimizer", _is_one_of("sgdm", "rmsprop"), "'sgdm'"),
-    Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
-    Effect(("drop_factor", "drop_period"), "schedule", _is_one_of("piecewise"), "'piecewise'"),
-    Effect(("min_factor",), "schedule", _is_one_of("cosine", "linear"), "'cosine'"),
-    Effect(
-        ("checkpoint_every", "num_checkpoints", "overwrite", "on_failure"),
-        "checkpoint",
-        _is_there,
-        "'s3://bucket/run1'",
-    ),
-)
 _NEED_VALIDATION = ("patience", "objective", "validate_every", "metrics")
 
 
@@ -56,23 +35,21 @@ def check_effects(options: Any) -> None:
         options: `TrainingOptions`.
     """
     # Only of what was given: a default that does nothing was nobody's wish.
-    for effect in EFFECTS:
-        other = getattr(options, effect.other)
-        for name in effect.names:
-            if is_given(options, name) and not effect.works(other):
-                shown = getattr(other, "__name__", None) or repr(other)
-                raise _without_effect(
-                    options,
-                    name,
-                    f"while {effect.other} is {shown}: did you mean {effect.other}={effect.meant}?",
-                )
-    _check_resume(options)
+    for one in fields(options):
+        needs = one.metadata["needs"]
+        if needs is None or not is_given(options, one.name):
+            continue
+        other = getattr(options, needs.other)
+        if not (other in needs.values if needs.values else is_given(options, needs.other)):
+            shown = getattr(other, "__name__", None) or repr(other)
+            why = f"while {needs.other} is {shown}: did you mean {needs.other}={needs.meant}?"
+            raise _without_effect(options, one.name, why)
     _check_objective(options)
     _check_conflicts(options)
 
 
 def check_for(options: Any, *, has_validation: bool, num_samples: int | None) -> None:
-    """Refuse resolved options that do nothing with this data.
+    """Refuse options that do nothing with this data.
 
     Args:
         options: `TrainingOptions`.
@@ -107,33 +84,13 @@ def check_for(options: Any, *, has_validation: bool, num_samples: int | None) ->
 
 def is_given(options: Any, name: str) -> bool:
     """Whether an option has another value than the one it has when left out."""
-    field = next(field for field in fields(options) if field.name == name)
+    default = options.__dataclass_fields__[name].default
     # A dataclass does not record what was passed: a default that was typed counts as left out.
-    if field.default_factory is not MISSING:
-        return bool(getattr(options, name) != field.default_factory())
-    return bool(getattr(options, name) != field.default)
+    return bool(getattr(options, name) != ({} if default is MISSING else default))
 
 
 def _without_effect(options: Any, name: str, why: str) -> OptionsError:
     return OptionsError(f"{name}={getattr(options, name)!r} has no effect {why}")
-
-
-def _check_resume(options: Any) -> None:
-    # The URL of one checkpoint names its own place, so it needs no folder.
-    if options.resume not in (True, "auto"):
-        return
-    if options.checkpoint is None:
-        raise _without_effect(
-            options,
-            "resume",
-            "while checkpoint is None: did you mean checkpoint='s3://bucket/run1', the folder to "
-            "resume from?",
-        )
-    if options.overwrite:
-        raise OptionsError(
-            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
-            "one of them out."
-        )
 
 
 def _check_objective(options: Any) -> None:
@@ -151,6 +108,20 @@ def _check_objective(options: Any) -> None:
 
 
 def _check_conflicts(options: Any) -> None:
+    # The URL of one checkpoint names its own place, so it needs no folder.
+    resumes = options.resume in (True, "auto")
+    if resumes and options.checkpoint is None:
+        raise _without_effect(
+            options,
+            "resume",
+            "while checkpoint is None: did you mean checkpoint='s3://bucket/run1', the folder to "
+            "resume from?",
+        )
+    if resumes and options.overwrite:
+        raise OptionsError(
+            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
+            "one of them out."
+        )
     if options.accumulate > options.batch_size:
         raise OptionsError.of(
             "accumulate",

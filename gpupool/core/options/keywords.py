@@ -10,9 +10,6 @@ from typing import Any
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.option_help import parameters
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.urls import without_passwords
-
-_MAX_CHARS = 80  # of a value in an error
 
 
 def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
@@ -46,14 +43,8 @@ def merged(
         return loss, TrainingOptions(**keywords)
     if not isinstance(options, TrainingOptions):
         raise OptionsError(
-            f"options={_short(options)}: give a gpupool.TrainingOptions(...), or its fields by "
-            "name, as train(model, dataset, epochs=1)."
+            f"options is a {type(options).__name__}: give a gpupool.TrainingOptions(...), or its "
+            "fields by name, as train(model, dataset, epochs=1)."
         )
     # `replace` makes new options, which are checked as a whole.
     return loss, replace(options, **keywords) if keywords else options
-
-
-def _short(value: object) -> str:
-    """`repr`, cut off where it is long: a network, or a data set, would fill the screen."""
-    text = without_passwords(" ".join(repr(value).split()))
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."

@@ -8,7 +8,15 @@ from typing import Any
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.pool_options import suggest
 
-LOSSES = ("cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce_with_logits")
+LOSSES = {  # name -> class of torch.nn
+    "cross_entropy": "CrossEntropyLoss",
+    "nll": "NLLLoss",
+    "mse": "MSELoss",
+    "mae": "L1Loss",
+    "huber": "HuberLoss",
+    "smooth_l1": "SmoothL1Loss",
+    "bce_with_logits": "BCEWithLogitsLoss",
+}
 CLASS_METRICS = (
     "accuracy",
     "top5",

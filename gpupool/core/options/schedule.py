@@ -23,7 +23,6 @@ def lr_factor(
     """The factor on `lr` of a step.
 
     Args:
-        options: resolved ones.
         step: counts from 1 over all epochs.
         steps_per_epoch: 0 where nobody knows.
         epoch: from 1; computed from `step` if left out.

@@ -67,7 +67,7 @@ def fit(
 
     Args:
         loss: see `make_loss`.
-        options: resolved ones, where `scale` asks for more than they say.
+        options: how.
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import percent, short_name
 from gpupool.notebook.page import markup
-from gpupool.training.confusion import share_word
 
 if TYPE_CHECKING:
     from gpupool.training.confusion import ConfusionMatrix
@@ -51,7 +50,7 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
 
 
 def _table(matrix: ConfusionMatrix) -> str:
-    order = matrix.order
+    order = range(len(matrix.classes))
     # With its index a class is found again in the columns, whose names are the same but turned.
     is_long = max(map(len, matrix.classes), default=0) > 6 or len(order) > 12
     turned = ' class="gp-turned"' if is_long else ""
@@ -61,7 +60,7 @@ def _table(matrix: ConfusionMatrix) -> str:
         for n in order
     )
     corner = '<th scope="col">true \\ predicted</th>'
-    shares = matrix.normalized("true").tolist()
+    shares = matrix.shares.tolist()
     body = "".join(_row(matrix, n, order, shares[n], is_long) for n in order)
     precision = matrix.precision.tolist()
     last = "".join(_share(precision[n]) for n in order)
@@ -91,14 +90,17 @@ def _cell(matrix: ConfusionMatrix, row: int, column: int, share: float, *, is_ri
     # Never quite opaque: the text keeps the colour of the page, light or dark.
     colour = f"background:rgba({_RIGHT if is_right else _WRONG},{0.12 + 0.5 * share:.2f})"
     weight = ";font-weight:600" if is_right else ""
-    shown = share_word(share) if matrix.values == "shares" else f"{count:,}"
     true, said = (escape(matrix.classes[n]) for n in (row, column))
-    words = f"{count:,} of {true}, {share_word(share)}, taken for {said}"
-    return f'<td title="{words}" style="{colour}{weight}">{shown}</td>'
+    words = f"{count:,} of {true}, {percent(share)}, taken for {said}"
+    return f'<td title="{words}" style="{colour}{weight}">{count:,}</td>'
 
 
 def _share(share: float) -> str:
-    return f'<td class="gp-share">{"–" if math.isnan(share) else percent(share)}</td>'
+    return f'<td class="gp-share">{_percent(share)}</td>'
+
+
+def _percent(share: float) -> str:
+    return percent(None if math.isnan(share) else share)
 
 
 def _name(matrix: ConfusionMatrix, number: int, is_long: bool) -> str:
@@ -111,8 +113,8 @@ def _classes(matrix: ConfusionMatrix) -> str:
     sums = matrix.counts.sum(1).tolist()
     recall, precision = matrix.recall.tolist(), matrix.precision.tolist()
     rows = [
-        (f"{n}", matrix.classes[n], f"{sums[n]:,}", share_word(recall[n]), share_word(precision[n]))
-        for n in (matrix if matrix.sort != "class" else matrix.shown(sort="recall")).order
+        (f"{n}", name, f"{sums[n]:,}", _percent(recall[n]), _percent(precision[n]))
+        for n, name in enumerate(matrix.classes)
     ]
     table = markup.table(("", "class", "samples", "recall", "precision"), rows)
     inner = f'<div style="max-height:330px;overflow:auto" tabindex="0">{table}</div>'

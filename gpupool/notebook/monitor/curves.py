@@ -7,16 +7,14 @@ them into SVG; both only smooth them (`smoothed`) and scale them to pixels.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gpupool.core.formatting import is_share, percent, short_name
 from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StartEvent, ValidationEvent
 from gpupool.notebook.drawing.axes import Axis, FittedAxis, epoch_bands, fitted_end, step_axis
-from gpupool.training.history import HALF_LIFE, TrainingHistory, smoothed
-from gpupool.training.phrases import figure
-
-__all__ = ["HALF_LIFE", "Curve", "Curves", "Lines", "Mean", "Measure", "Point", "smoothed"]
+from gpupool.training.history import TrainingHistory, figure
 
 Point = tuple[int, float]
 Mean = tuple[int, float, int]  # the last step of some, the mean over them, how many they are
@@ -27,6 +25,7 @@ Lines = dict[str, dict[str, list[Any]]]
 LINES = ("raw", "mean", "validation")
 _MOST, _LEAST = 1e300, 1e-300  # beyond them, axes could not be computed
 _MAX_TITLE = 48  # characters there is room for above a plot
+HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
 
 
 class _Bucket(NamedTuple):
@@ -107,6 +106,27 @@ def shown(value: float) -> float:
     if not _LEAST < abs(value) < _MOST:
         return 0.0 if abs(value) <= _LEAST else math.copysign(_MOST, value)
     return float(f"{value:.5g}")
+
+
+def smoothed(
+    means: Iterable[tuple[float, float, int]], half_life: float
+) -> list[tuple[float, float]]:
+    """A curve without its noise: at each point the weighted mean of all that has been so far.
+
+    The weight of a step halves with each `half_life` steps. There is no value to start from, so a
+    curve of three points is not drawn towards its first one.
+
+    >>> smoothed([(1, 4.0, 1), (2, 1.0, 1)], half_life=1)
+    [(1, 4.0), (2, 2.0)]
+    """
+    found: list[tuple[float, float]] = []
+    total = weight = 0.0
+    for step, mean, count in means:
+        past = max(0.0, step - found[-1][0]) if found else 0.0
+        kept = 0.5 ** (past / half_life)
+        total, weight = kept * total + count * mean, kept * weight + count
+        found.append((step, total / weight))
+    return found
 
 
 class Measure(NamedTuple):

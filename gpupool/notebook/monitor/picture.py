@@ -13,7 +13,6 @@ import json
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import NONE, clock_time
 from gpupool.notebook.drawing import svg
@@ -29,9 +28,6 @@ from gpupool.notebook.monitor.widget_state import (
 )
 from gpupool.notebook.page import markup
 from gpupool.training.history import TrainingHistory
-
-if TYPE_CHECKING:
-    from gpupool.training.result import TrainingPlot
 
 History = TrainingHistory | LoopHistory
 
@@ -95,16 +91,6 @@ def training_text(history: TrainingHistory) -> str:
     if slow:
         lines.append(f"  {words.rank_title(history) + ':':<16}{slow[0]}")
     return "\n".join(lines)
-
-
-def plot_html(plot: TrainingPlot) -> str:
-    """What `TrainingResult.plot` gives, in a notebook."""
-    return history_html(plot.history)
-
-
-def plot_text(plot: TrainingPlot) -> str:
-    """The same on a terminal."""
-    return training_text(plot.history)
 
 
 def _plots(state: MonitorState, history: History) -> str:

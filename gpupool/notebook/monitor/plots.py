@@ -23,12 +23,11 @@ class Plots:
 
     Args:
         whole: all curves.
-        stacked: several plots stand in one column, not two.
     """
 
-    def __init__(self, view: View, whole: Lines, *, stacked: bool = False) -> None:
+    def __init__(self, view: View, whole: Lines) -> None:
         plots, axes = view["plots"], view["axes"]
-        num_columns, width = (1, WIDTH) if len(plots) == 1 else (1 if stacked else 2, NARROW)
+        num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
         drawn, top = [], 0
         for first in _rows(plots, num_columns):
             height = SMALL if first[0]["small"] else BLOCK

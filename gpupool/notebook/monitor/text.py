@@ -9,11 +9,10 @@ from typing import TextIO
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, width
 from gpupool.notebook.monitor import words
 from gpupool.pool.notices import NoticeLines
-from gpupool.training.history import TrainingHistory, fitting_line
+from gpupool.training.history import TrainingHistory
 
 REDRAW_EVERY_S = 0.1
 HINT = "   (Ctrl-C: stop and keep)"
-MIN_LINE_CHARS = 79  # rather than to leave out more, the hint is left out
 # A log gets a line whenever there is a validation or an epoch is over. Between these:
 LINE_EVERY_S = 10.0
 LINE_EVERY_PERCENT = 5  # of all steps, if that comes sooner
@@ -78,7 +77,7 @@ class TextProgress:
             self._write(history.line())
         else:
             hint = self._hint if history.steps and history.status == "training" else ""
-            line = fitting_line(history, max(width() - len(hint), MIN_LINE_CHARS))
+            line = history.line()[: width()]
             self._line.draw(line + hint if len(line + hint) <= width() else line)
 
     def _log(self, history: TrainingHistory) -> None:

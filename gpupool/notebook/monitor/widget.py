@@ -15,10 +15,11 @@ from typing import Any
 
 import traitlets
 
+from gpupool.core.wire.events import OVER
 from gpupool.notebook.monitor.picture import History, notice_of, state_of
 from gpupool.notebook.page.live_widget import LiveWidget
 from gpupool.notebook.page.markup import static_text
-from gpupool.training.history import OVER, TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 MAX_POINTS = 600  # of a curve, when all of it is sent
 MESSAGE_EVERY_S = 0.1

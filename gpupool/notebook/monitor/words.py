@@ -14,17 +14,16 @@ from gpupool.core.formatting import (
     short_name,
     shortened,
 )
+from gpupool.core.wire.events import StartEvent
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
 from gpupool.notebook.monitor.rank_words import RankRow, rank_rows, rank_summary, rank_title
-from gpupool.training.history import TrainingHistory
-from gpupool.training.phrases import (
+from gpupool.training.history import (
+    TrainingHistory,
     after,
-    backend,
     best_of,
     ending,
     figure,
-    global_batch,
-    hardware,
+    many,
     no_improvement,
 )
 
@@ -87,7 +86,7 @@ def _all(history: TrainingHistory) -> str:
     is_cut = history.end is not None and history.end.stopped_by == "max_steps"
     num_epochs = history.start.num_epochs if history.start else 0
     num, unit = (len(history.steps), "step") if is_cut else (num_epochs, "epoch")
-    return f"1 {unit}" if num == 1 else f"{number(num)} {unit}s"
+    return many(num, unit)
 
 
 def _why_stopped(history: TrainingHistory) -> str:
@@ -261,7 +260,6 @@ def _validation(history: TrainingHistory) -> Rows:
 def _data(history: TrainingHistory) -> Rows:
     reads = history.reads
     retried = number(reads.num_retried) + (f" ({reads.reason})" if reads.reason else "")
-    cached = reads.cached_share
     rows = [
         (
             "Waiting for data",
@@ -274,8 +272,6 @@ def _data(history: TrainingHistory) -> Rows:
         rows.append(("Reads retried", retried))
     if reads.num_skipped:
         rows.append(("Samples skipped", number(reads.num_skipped)))
-    if cached is not None:
-        rows.append(("From the cache", f"{100 * cached:.0f} %"))
     return rows
 
 
@@ -283,10 +279,11 @@ def _other(history: TrainingHistory) -> Rows:
     start = history.start
     if start is None:
         return []
+    backend = {"nccl": "NCCL", "none": ""}.get(start.backend, start.backend)
     rows = [
-        ("Hardware", hardware(start)),
-        ("Backend", backend(start)),
-        ("Global batch", global_batch(start.batch_size, start.world_size)),
+        ("Hardware", f"{start.world_size} × {start.device.removeprefix('NVIDIA ')}"),
+        ("Backend", ", ".join(filter(None, [backend, start.precision]))),
+        ("Global batch", _global_batch(start)),
         ("Learning rate", f"{history.steps[-1].lr:.3g}" if history.steps else NONE),
     ]
     if history.checkpoint:
@@ -294,3 +291,11 @@ def _other(history: TrainingHistory) -> Rows:
     if history.resumed is not None:
         rows.append(("Resumed", after(history.resumed)))
     return rows
+
+
+def _global_batch(start: StartEvent) -> str:
+    """The global batch as shares: "512 = 4 × 128"."""
+    size, num = start.batch_size, start.world_size
+    if num == 1:
+        return number(size)
+    return f"{size} on {num} ranks" if size % num else f"{size} = {num} × {size // num}"

@@ -31,18 +31,10 @@ function multiples(step, first, last) {
   return Array.from({ length: count }, (_, index) => Number(((first + index) * step).toPrecision(12)));
 }
 
-// `per` milliseconds are drawn as a second, where the axis is one of time.
-function stepAxis(low, high, per) {
-  const size = niceStep((high - low) / (per ?? 1), 6), step = per ? size : Math.ceil(size);  // no half steps
-  const unit = per ?? 1;
-  const ticks = multiples(step, Math.ceil(low / unit / step), Math.floor(high / unit / step));
-  const words = per ? tickLabel : NUMBER.format;
-  return { low, high, ticks: ticks.map((tick) => [tick * unit, words(tick)]) };
-}
-
-// "Step 431", or "12.3 s" on an axis of time.
-function placeWords({ per }, step) {
-  return per ? `${Number((step / per).toPrecision(3))} s` : `Step ${NUMBER.format(step)}`;
+function stepAxis(low, high) {
+  const step = Math.ceil(niceStep(high - low, 6));  // no half steps
+  const ticks = multiples(step, Math.ceil(low / step), Math.floor(high / step));
+  return { low, high, ticks: ticks.map((tick) => [tick, NUMBER.format(tick)]) };
 }
 
 function niceAxis(low, high) {
@@ -124,7 +116,7 @@ function shownAxes(view, lines, { range, whole, log }) {
   const { axes } = view;
   if (!range && !whole && log === null) return axes;
   const full = whole && axes.steps.plan ? stepAxis(0, axes.steps.plan) : axes.steps;
-  const steps = range ? stepAxis(...range, axes.steps.per) : full, y = { ...axes.y };
+  const steps = range ? stepAxis(...range) : full, y = { ...axes.y };
   for (const plot of view.plots) {
     const own = y[plot.name], isLog = isLoss(plot) && log !== null ? log : Boolean(own.log);
     if (!range && isLog === Boolean(own.log)) continue;

@@ -102,11 +102,9 @@ function readOut(view, lines, axes, share, step) {
       if (!point) return;
       if (isValidation) steps.add(point[0]);
       const value = ofShare ? `${point[1].toFixed(1)} %` : String(Number(point[1].toPrecision(4)));
-      // Thinned curves lack steps: a value of another step says which. Those of several trainings share
-      // few moments: there only one that has ended before says so.
-      const isAway = axes.steps.per ? step > points.at(-1)[0]
-        : point[0] !== step && !isValidation && line.name !== "mean";
-      const words = isAway ? `${value} at ${placeWords(axes.steps, point[0]).toLowerCase()}` : value;
+      // Thinned curves lack steps: a value of another step says which.
+      const isAway = point[0] !== step && !isValidation && line.name !== "mean";
+      const words = isAway ? `${value} at step ${NUMBER.format(point[0])}` : value;
       if (names[index] === "smooth") smooth = ` (smooth ${value})`;
       else if (index === 0 && !names[0]) main = ` ${words}`;
       else rest.push(`${names[index]}${line.label ? ":" : ""} ${words}`);
@@ -115,7 +113,7 @@ function readOut(view, lines, axes, share, step) {
     return main || smooth || rest.length ? [`${title}${main}${smooth}`, ...rest].join(", ") : "";
   });
   const [last] = [...steps].sort((one, other) => other - one);
-  const head = [placeWords(axes.steps, step), epochAt(axes, step),
+  const head = [`Step ${NUMBER.format(step)}`, epochAt(axes, step),
     last !== undefined && last !== step ? `validation of step ${NUMBER.format(last)}` : ""];
   return [head.filter(Boolean).join(" · "), ...all.filter(Boolean)];
 }
@@ -344,8 +342,8 @@ function explorer(root, course, redraw, before = {}) {
     view.plots.forEach((plot, index) => {
       const canvas = canvases[index], surface = surfaceOf(canvas, ...sizes[index], colors);
       if (surface) drawPlot(surface, plot, lines[plot.name], axes, chosen.share);
-      const ends = chosen.range?.map((step) => placeWords(axes.steps, step).replace("Step ", ""));
-      const zoomed = ends ? `; shown: ${axes.steps.per ? "" : "steps "}${ends.join(" to ")}` : "";
+      const ends = chosen.range?.map(NUMBER.format);
+      const zoomed = ends ? `; shown: steps ${ends.join(" to ")}` : "";
       canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
       canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
     });

@@ -66,8 +66,8 @@ def run_sweep(
     """
     __tracebackhide__ = True
     checks.any_function("objective", objective)
-    checks.word("minimize", "maximize")("direction", direction)
-    checks.word("ranks", "notebook")("on", on)
+    pool_options.one_of("direction", direction, ("minimize", "maximize"))
+    pool_options.one_of("on", on, ("ranks", "notebook"))
     if seed is not None:
         checks.number(whole=True, least=0)("seed", seed)
     if trials is not None or sampler != "grid":  # a grid has an end

@@ -265,17 +265,7 @@ def test_a_name_that_nobody_knows_is_answered_with_where_all_are() -> None:
         TrainingOptions("sgdm")  # type: ignore[misc]
 
 
-# ---- scaling, copies and what is shown -------------------------------------------------------
-
-
-def test_linear_scaling_takes_batch_and_rate_times_the_ranks() -> None:
-    """The batches and rates of the paper: 250 and 0.00125 on one GPU, 2000 and 0.01 on eight."""
-    given = TrainingOptions(batch_size=250, lr=0.00125, scale="linear")
-    resolved = given.resolve(8)
-    assert (resolved.batch_size, resolved.lr) == (2000, pytest.approx(0.01))
-    assert resolved.resolve(8) == resolved
-    assert (given.resolve(1).batch_size, given.resolve(1).lr) == (250, 0.00125)
-    assert TrainingOptions().resolve(8) == TrainingOptions()
+# ---- copies and what is shown -------------------------------------------------------
 
 
 def test_options_are_copied_pickled_and_replaced() -> None:
@@ -311,10 +301,7 @@ def test_what_differs_from_the_defaults_is_shown_in_short_and_without_passwords(
 
 
 def test_the_lr_of_a_partial_is_the_option() -> None:
-    options = TrainingOptions(
-        optimizer=functools.partial(torch.optim.Muon, lr=0.02), scale="linear"
-    )
-    resolved = options.resolve(4)
-    assert (options.lr, resolved.lr) == (0.02, 0.08)
-    assert isinstance(resolved.optimizer, functools.partial)
-    assert resolved.optimizer.keywords == {}
+    options = TrainingOptions(optimizer=functools.partial(torch.optim.Muon, lr=0.02))
+    assert options.lr == 0.02
+    assert isinstance(options.optimizer, functools.partial)
+    assert options.optimizer.keywords == {}

@@ -83,17 +83,13 @@ def matrix() -> ConfusionMatrix:
     return ConfusionMatrix(counts, ("cat", "<b>", "a very long name"))
 
 
-def test_shares_of_rows_columns_and_all(matrix: ConfusionMatrix) -> None:
+def test_shares_of_rows_and_columns(matrix: ConfusionMatrix) -> None:
     assert matrix.accuracy == 11 / 14
     assert matrix.recall[:2].tolist() == [0.8, 0.75]
     assert matrix.precision[:2].tolist() == [8 / 9, 0.6]
     assert math.isnan(matrix.recall[2])
-    assert matrix.normalized()[0].tolist() == [0.8, 0.2, 0.0]
-    assert matrix.normalized("predicted")[:2, 1].tolist() == [0.4, 0.6]
-    assert matrix.normalized("all").sum() == pytest.approx(1)
+    assert matrix.shares[0].tolist() == [0.8, 0.2, 0.0]
     assert matrix.most_confused() == [("cat", "<b>", 2), ("<b>", "cat", 1)]
-    with raises(TrainingError, "by"):
-        matrix.normalized("rows")
 
 
 def test_it_is_a_table_with_colours_in_a_notebook(matrix: ConfusionMatrix) -> None:

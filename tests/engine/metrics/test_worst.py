@@ -40,11 +40,14 @@ def test_they_are_those_of_one_process_on_any_number_of_ranks(pools: Pools, num:
     for pool in pools.values():
         worst = worst_samples(Table(SCORES), data, num, batch_size=8, pool=pool)
         assert worst.indices == order.tolist()
-        assert [one.loss for one in worst] == pytest.approx(losses[order].tolist())
-        assert [one.true for one in worst] == [Named.classes[n] for n in LABELS[order].tolist()]
-        names = [*Named.classes, 3]
-        assert [one.found for one in worst] == [names[n] for n in SCORES[order].argmax(1).tolist()]
-    assert f"loss {worst[0].loss:.4g}" in repr(worst).splitlines()[1]
+        assert worst.losses == pytest.approx(losses[order].tolist())
+        names = [*Named.classes, "3"]
+        found, true = (
+            [names[n] for n in part[order].tolist()] for part in (SCORES.argmax(1), LABELS)
+        )
+        said = [one.label.splitlines()[:2] for one in worst]
+        assert said == [[f, f"true: {t}"] for f, t in zip(found, true, strict=True)]
+    assert f"loss {worst.losses[0]:.4g}" in repr(worst).splitlines()[1]
     assert len(repr(worst).splitlines()) == 1 + min(num, NUM)
     assert "<b>fox" not in preview_html(worst)
 
@@ -61,10 +64,10 @@ def test_a_validation_shows_pictures_of_its_worst(pools: Pools) -> None:
         targets = torch.tensor([i % 2 for i in range(21)])
         losses = functional.cross_entropy(result.model(inputs), targets, reduction="none")
     assert worst.indices == losses.argsort(descending=True)[:4].tolist()
-    for sample in worst:
-        assert sample.true == Images.classes[sample.index % 2]
+    for index, sample in zip(worst.indices, worst, strict=True):
+        assert f"true: {Images.classes[index % 2]}" in sample.label
         pixels = np.asarray(Image.open(io.BytesIO(sample.png)))
-        assert np.array_equal(pixels, IMAGES[sample.index][0][0])  # never enlarged
+        assert np.array_equal(pixels, IMAGES[index][0][0])  # never enlarged
     html = preview_html(worst)
     assert html.count("<img") == 4
     assert "<i>even" not in html
@@ -86,7 +89,7 @@ def test_numbers_are_shown_beside_pictures_whose_normalization_nobody_knows(pool
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 300 * 150, 1))
     nn.init.zeros_(model[1].weight), nn.init.zeros_(model[1].bias)
     worst = worst_samples(model, Photos(), 2, nn.MSELoss(), workers=0)
-    assert [(one.found, round(one.true, 6), one.url) for one in worst] == [(0, 1, ""), (0, 0.8, "")]
+    assert [one.label.splitlines()[:2] for one in worst] == [["0", "true: 1"], ["0", "true: 0.8"]]
     picture = Image.open(io.BytesIO(worst[0].png))
     assert (picture.size, worst[0].width, worst[0].height) == ((64, 128), 150, 300)
     assert np.asarray(picture).min() < 5
@@ -106,11 +109,3 @@ def test_what_has_no_worst_samples_is_refused(pool2: Pool) -> None:
     for dataset, loss in [(Stream(), None), (data, lambda outputs, targets: outputs.mean())]:
         with raises(TrainingError, "dataset", "loss"):
             result.worst(2, dataset, loss=loss)
-
-
-def test_masks_have_a_loss_each_and_no_class(pool2: Pool) -> None:
-    maps = torch.tensor([0, 1, 1])[:, None, None].expand(3, 2, 2)
-    model = nn.Conv2d(1, 2, 1)
-    nn.init.zeros_(model.weight), model.bias.data.copy_(torch.tensor([0.0, 1.0]))
-    worst = worst_samples(model, TensorDataset(torch.ones(3, 1, 2, 2), maps), 2)
-    assert [(one.index, one.true) for one in worst] == [(0, None), (1, None)]

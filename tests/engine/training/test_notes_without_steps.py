@@ -24,7 +24,7 @@ from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.requests import Counts
 from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.notebook.monitor.words import STOPPING, headline
-from gpupool.training.call import ask
+from gpupool.training.predict import ask
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
 from tests.support.pools import Pools

@@ -30,9 +30,8 @@ from gpupool.core.wire.events import (
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.run import FitResult
-from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import network, samples, train_on, weights
+from tests.support.trainings import network, samples, weights
 
 DOUBLE = torch.float64
 DATA, HELD_OUT = samples(50, DOUBLE), samples(21, DOUBLE, seed=1)
@@ -365,20 +364,8 @@ def test_an_option_does_what_it_says(check: Check, tmp_path: Path) -> None:
     check(tmp_path)
 
 
-# ---- on several ranks ----------------------------------------------------------------------------
-
-
-def test_linear_scaling_trains_as_those_numbers_do(pools: Pools) -> None:
-    scaled = train_on(pools[2], network(DOUBLE), DATA, **BASE, scale="linear")
-    given = {**BASE, "batch_size": 32, "lr": 0.2}
-    same = train_on(pools[2], network(DOUBLE), DATA, **given)
-    assert torch.equal(weights(scaled.model), weights(same.model))
-    assert (scaled.options.batch_size, scaled.options.lr) == (32, 0.2)
-
-
 # ---- nothing is left out -------------------------------------------------------------------------
 
-ON_POOLS = {"scale"}
 ELSEWHERE = {
     "compile": "test_steps.py",
     "on_failure": "test_resume.py",
@@ -397,4 +384,4 @@ def test_every_option_is_in_one_of_the_tables() -> None:
     of_the_step = {name for option, _ in OTHER_WEIGHTS for name in option}
     for name, file in ELSEWHERE.items():
         assert name in (Path(__file__).parent / file).read_text()
-    assert names == of_the_step | OF_THE_RATE | {*CHECKS} | ON_POOLS | {*ELSEWHERE}
+    assert names == of_the_step | OF_THE_RATE | {*CHECKS} | {*ELSEWHERE}

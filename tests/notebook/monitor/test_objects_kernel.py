@@ -90,6 +90,4 @@ def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
     worst = kernel.run("result.worst(3)")
     assert only(worst).count("<img") == 3
     assert worst.text.count("\n") == 3
-    compared = only(kernel.run("gpupool.compare(result, run)"))
-    assert "2 trainings" in compared
-    assert "<img" in compared
+    assert "2 trainings" in only(kernel.run("gpupool.compare(result, run)"))

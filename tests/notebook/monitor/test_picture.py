@@ -19,7 +19,6 @@ from gpupool.notebook.drawing.axes import nice_axis
 from gpupool.notebook.monitor.curves import Curve, Curves
 from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.training.history import TrainingHistory
-from gpupool.training.result import TrainingPlot
 from tests.notebook.feed import full_events
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -163,6 +162,6 @@ def test_what_plot_gives_is_shown_as_the_picture(history_of: HistoryOf) -> None:
     shell = InteractiveShell()
     formatters.register(shell)
     history = history_of()
-    bundle, _ = shell.display_formatter.format(TrainingPlot(history))  # type: ignore[union-attr]
+    bundle, _ = shell.display_formatter.format(history)  # type: ignore[union-attr]
     assert bundle["text/html"] == history_html(history)
     assert bundle["text/plain"] == training_text(history)

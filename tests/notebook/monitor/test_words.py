@@ -42,7 +42,6 @@ def test_there_is_a_row_for_what_was_told() -> None:
     assert shown["Read by"] == "8 workers"
     assert shown["Reads retried"] == "2 (503 SlowDown)"
     assert shown["Samples skipped"] == "1"
-    assert shown["From the cache"] == "50 %"
     assert shown["Checkpoint"] == "after step 1"
 
 
