@@ -20,8 +20,6 @@ _SHOWN = 50
 class Labelled(Samples, Protocol):
     """What is checked and looked at: samples that have names and labels."""
 
-    def num_bytes(self, index: int) -> int: ...
-
     @property
     def labels(self) -> NDArray[np.int64]:
         """The index of the class of each."""
