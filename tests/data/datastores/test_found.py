@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,13 @@ def test_tars_say_what_they_leave_out(tmp_path: Path) -> None:
     assert [warning.filename for warning in found] == [__file__] * 2
     assert ".gz 1" in str(found[0].message)
     assert ".bmp 2" in str(found[1].message)
+
+
+def test_a_name_that_is_no_text_comes_back_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"/\xff.png")).write_bytes(image_file(7))
+    back = pickle.loads(pickle.dumps(ImageDatastore(str(tmp_path))))
+    assert int(back[0][0].max()) == 7
 
 
 def test_a_class_needs_a_name(tmp_path: Path) -> None:
