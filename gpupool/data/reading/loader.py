@@ -24,7 +24,7 @@ from gpupool.data import device as devices
 from gpupool.data.reading.augmentation import DrawsError, generators, restore
 from gpupool.data.reading.collate import Batch, Collate
 from gpupool.data.reading.processes import Workers, unread
-from gpupool.data.reading.rows import Reading, Rows, is_table
+from gpupool.data.reading.rows import Reading, Rows, is_table, made
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.subsets import opened
@@ -216,7 +216,7 @@ def _first(
             samples = rows.samples(indices[:num_first], reading)
             wall_s, cpu_s = time.perf_counter() - _queued_s(), time.thread_time()
             samples += rows.samples(indices[num_first:], reading)
-            batch = rows.made(samples, indices, reading)
+            batch = made(samples, indices, reading)
             wall_s = time.perf_counter() - _queued_s() - wall_s
             cpu_s = time.thread_time() - cpu_s
         if any(tensor.is_cuda for tensor in tensors((batch.inputs, batch.targets))):

@@ -8,7 +8,8 @@ What a sample draws from torch, numpy and Python's `random` depends on (seed, ep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from gpupool.data.reading.collate import Batch, Collate, batch_of
 from gpupool.data.reading.samples import Draw, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import pinned
+
+Keyed = Callable[[Draw | None, int], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,13 @@ class Rows:
             halves = [tensor[at] for tensor in self.dataset.tensors]
             inputs, targets = pinned(halves) if reading.pin else halves
             return Batch(inputs, targets, len(indices))
-        return self.made(self.samples(indices, reading), indices, reading)
+        return made(self.samples(indices, reading), indices, reading)
 
     def samples(self, indices: Indices, reading: Reading) -> list[Any]:
         """The samples, with a `Skipped` for each that is left out."""
         places = [int(index) for index in indices]
         many = self._many(places, reading) if self._gives_many and places else None
         return list(self._one_by_one(places, reading)) if many is None else many
-
-    @staticmethod
-    def made(samples: Sequence[Any], indices: Indices, reading: Reading) -> Batch:
-        """The batch of samples; what a `collate` draws, the first index keys."""
-        draw = None if reading.collate is None else reading.draw
-        with seeded(draw, -1 - int(indices[0])):  # no sample's own
-            return batch_of(samples, reading.pin, reading.collate, indices)
 
     def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
         """What the data set gives in one call; None if they must be read one by one."""
@@ -116,6 +112,15 @@ class Rows:
 
     def _row(self, place: int) -> int:
         return place % self._num if self._num else place
+
+
+def made(
+    samples: Sequence[Any], indices: Indices, reading: Reading, keyed: Keyed = seeded
+) -> Batch:
+    """The batch of samples; what a `collate` draws, the first index keys."""
+    draw = None if reading.collate is None else reading.draw
+    with keyed(draw, -1 - int(indices[0])):  # no sample's own
+        return batch_of(samples, reading.pin, reading.collate, indices)
 
 
 def is_table(dataset: Any) -> bool:

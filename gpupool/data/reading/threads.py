@@ -23,9 +23,9 @@ import torch
 from gpupool.core.errors import SampleError
 from gpupool.data import device as devices
 from gpupool.data.reading.augmentation import DrawsError, generators, keyed_draws, restore
-from gpupool.data.reading.collate import Batch, batch_of
-from gpupool.data.reading.rows import Reading
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples, Skipped, numbered
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.rows import Reading, made
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import tensors
 from gpupool.data.stores.retry import try_until
@@ -51,6 +51,12 @@ class _Answer(NamedTuple):
             raise self.error
         finally:
             del self  # its traceback holds this frame
+
+
+class _Asked(NamedTuple):
+    row: int
+    draw: Draw | None
+    answer: SimpleQueue[_Answer]
 
 
 # ---- one thread, for any generator ---------------------------------------------------------------
@@ -119,22 +125,24 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
     The threads start with the first `next()`, and end with the iterator, however that ends. That
     raises DrawsError if the samples draw from generators that threads share.
     """
-    threads = _Threads(dataset, reading, min(NUM_FETCH_THREADS, sum(map(len, batches))))
-    return read_ahead(_batches(batches, reading, threads), reading, on_close=threads.close)
+    threads = Threads(dataset, sum(map(len, batches)), skip=reading.skip)
+    reads = _batches(batches, reading, threads, len(dataset))
+    return read_ahead(reads, reading, on_close=threads.close)
 
 
-class _Threads:
-    """Threads that read samples."""
+class Threads:
+    """Threads that read up to `num` samples: many fetch, as many decode as there are cores."""
 
-    def __init__(self, dataset: Samples, reading: Reading, num: int) -> None:
-        self._dataset, self._reading, self._num = dataset, reading, num
-        self._length = len(dataset)
-        self._asked: SimpleQueue[tuple[int, SimpleQueue[_Answer]] | None] = SimpleQueue()
+    def __init__(self, dataset: Samples, num: int, *, skip: bool = False) -> None:
+        self._dataset, self._skip = dataset, skip
+        self._num = min(NUM_FETCH_THREADS, num)
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._started: SimpleQueue[None] = SimpleQueue()
         self._running: list[threading.Thread] = []
         self._is_closed = False
 
     def start(self) -> None:
+        """Start them."""
         num_cores = torch.get_num_threads()
         self._permits = threading.BoundedSemaphore(num_cores)
         self._running = start_threads(THREAD_NAME, [self._run] * self._num)
@@ -143,10 +151,10 @@ class _Threads:
         # What a thread sets for itself is also the default of threads that are yet to come.
         torch.set_num_threads(num_cores)
 
-    def read(self, index: int) -> SimpleQueue[_Answer]:
+    def read(self, row: int, draw: Draw | None) -> SimpleQueue[_Answer]:
         """Where the sample will be, or a `Skipped`."""
         answer: SimpleQueue[_Answer] = SimpleQueue()
-        self._asked.put((index, answer))
+        self._asked.put(_Asked(row, draw, answer))
         return answer
 
     def result(self, answer: SimpleQueue[_Answer]) -> Any:
@@ -174,27 +182,22 @@ class _Threads:
         torch.set_num_threads(1)
         self._started.put(None)
         while (asked := self._asked.get()) is not None and not self._is_closed:
-            index, answer = asked
-            try:
-                answer.put(_Answer(self._sample(index)))
-            except BaseException as error:  # raised again in the thread that asks
-                answer.put(_Answer(None, error))
-            del asked, answer
+            asked.answer.put(self._answer(asked.row, asked.draw))
+            del asked
         self._asked.put(None)
 
-    def _sample(self, index: int) -> Any:
-        number, row = divmod(index, self._length)
+    def _answer(self, row: int, draw: Draw | None) -> _Answer:
         try:
             fetched = self._dataset.fetch(row)
             with self._permits:
-                return self._dataset.decode(row, fetched, numbered(self._reading.draw, number))
-        except SampleError as error:
-            if not self._reading.skip:
-                raise
-            return Skipped.of(error)
+                return _Answer(self._dataset.decode(row, fetched, draw))
+        except BaseException as error:  # raised again in the thread that asks
+            if self._skip and isinstance(error, SampleError):
+                return _Answer(Skipped.of(error))
+            return _Answer(None, error)
 
 
-def _batches(batches: Sequence[Indices], reading: Reading, threads: _Threads) -> Reads:
+def _batches(batches: Sequence[Indices], reading: Reading, threads: Threads, length: int) -> Reads:
     """The batches, with so many samples under way that the threads have something to do."""
     left = deque(batches)
     under_way: deque[tuple[Indices, list[SimpleQueue[_Answer]]]] = deque()
@@ -205,14 +208,20 @@ def _batches(batches: Sequence[Indices], reading: Reading, threads: _Threads) ->
         is_small = rows < _MIN_ROWS and 0 < rows * row_bytes < _MAX_BYTES
         return len(under_way) < reading.depth or is_small
 
+    def read(index: int) -> SimpleQueue[_Answer]:
+        number, row = divmod(int(index), length)
+        return threads.read(row, numbered(reading.draw, number))
+
     with closing(threads):
         threads.start()
         while left or under_way:
             while left and has_room():
                 indices = left.popleft()
-                under_way.append((indices, [threads.read(int(index)) for index in indices]))
+                under_way.append((indices, list(map(read, indices))))
             indices, answers = under_way.popleft()
-            batch = _batch([threads.result(one) for one in answers], indices, reading)
+            samples = [threads.result(one) for one in answers]
+            batch = made(samples, indices, reading, keyed_draws) if samples else None
+            del samples
             # Until the first batch is there, whoever asks for it waits: nobody else draws.
             if reading.draw is not None and not row_bytes and generators() != before:
                 threads.close()
@@ -224,12 +233,3 @@ def _batches(batches: Sequence[Indices], reading: Reading, threads: _Threads) ->
                 row_bytes = max(1, nbytes // batch.num)
             yield batch
             del batch  # it is the caller's now
-
-
-def _batch(samples: list[Any], indices: Indices, reading: Reading) -> Batch | None:
-    """What a `collate` draws, the first index keys."""
-    if not samples:
-        return None
-    draw = None if reading.collate is None else reading.draw
-    with keyed_draws(draw, -1 - int(indices[0])):  # no sample's own
-        return batch_of(samples, reading.pin, reading.collate, indices)

@@ -177,7 +177,7 @@ KILLED = """
 import numpy as np
 from gpupool.data.reading.loader import load_batches
 from tests.data.reading.drawing import Plain
-for _ in load_batches(Plain(spin_s=0.05), [np.arange(20)] * 1000, workers=2):
+for _ in load_batches(Plain(spin_s=0.05), [np.arange(4)] * 1000, workers=2):
     print("up", flush=True)
 """
 
