@@ -25,7 +25,6 @@ from .data.datastores.images import ImageDatastore as ImageDatastore
 from .data.datastores.tar import TarDatastore as TarDatastore
 from .data.segmentation.datastore import SegmentationDatastore as SegmentationDatastore
 from .engine.batches.share import Share as Share
-from .engine.checkpoint.files import Checkpoints as Checkpoints
 from .engine.checkpoint.networks import load as load
 from .engine.checkpoint.networks import save as save
 from .engine.checkpoint.weights import load_weights as load_weights
@@ -37,6 +36,7 @@ from .engine.own_loop.report import report as report
 from .engine.own_loop.sharding import shard_batches as shard_batches
 from .engine.own_loop.sharding import weighted_loss as weighted_loss
 from .engine.training.callbacks import CallbackInfo as CallbackInfo
+from .engine.training.checkpoints import Checkpoints as Checkpoints
 from .notebook.extension import load_ipython_extension as load_ipython_extension
 from .notebook.extension import unload_ipython_extension as unload_ipython_extension
 from .notebook.sweep import sweep as sweep

@@ -28,8 +28,8 @@ from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.process import pool_folder, this_rank
 from gpupool.engine.shell.cell_names import remember
+from gpupool.engine.training.checkpoints import resuming
 from gpupool.engine.training.loop import fit
-from gpupool.engine.training.saving import resuming
 
 
 def train(call: Train) -> Reply[TrainReply]:

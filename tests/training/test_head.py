@@ -190,23 +190,19 @@ def test_weights_come_from_a_bucket_and_as_safetensors(s3: SeaweedServer, tmp_pa
 def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save(small(1000).state_dict(), path)
-    with raises(DataError, "2.weight", " 1000 ", " 3", "replace_head", kind="other network"):
+    with raises(DataError, "2.weight", "[1000, 5]", "[3, 5]", kind="other network"):
         gpupool.load_weights(small(), path)
     torch.save(nn.Linear(4, 5).state_dict(), path)
-    with raises(DataError, "(0.weight", " 2 ", "(weight", kind="other network"):
+    with raises(DataError, "0.weight", '"weight"', kind="other network"):
         gpupool.load_weights(small(), path)
 
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_weights_that_are_no_tensors_of_their_kind_are_named(tmp_path: Path) -> None:
     model, path = nn.BatchNorm1d(4), tmp_path / "w.pth"
-    for odd, kind in (
-        (torch.zeros(1), "other network"),
-        ("text", "other network"),
-        (torch.zeros(()).to_sparse(), "other weights"),
-    ):
+    for odd in (torch.zeros(2), "text", torch.zeros(()).to_sparse()):
         torch.save({**model.state_dict(), "num_batches_tracked": odd}, path)
-        with raises(DataError, "num_batches_tracked", kind=kind):
+        with raises(DataError, "num_batches_tracked", kind="other network"):
             gpupool.load_weights(model, path)
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
     with raises(DataError, "w.safetensors ", kind="no weights"):

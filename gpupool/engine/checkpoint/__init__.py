@@ -1,1 +1,1 @@
-"""Checkpoints and files of weights: what they hold, how they are written and read. Engines."""
+"""Files of networks and of weights: what they hold, how they are written and read. Engines."""

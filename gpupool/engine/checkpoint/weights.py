@@ -1,4 +1,4 @@
-"""Weights of a network from a file at any URL. Runs anywhere; imports torch when used."""
+"""Weights of a network from a file at any URL. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import copy
 import io
 import os
 import zipfile
-from collections import OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import plain
 from gpupool.core.wire.pickles import copy_of
 from gpupool.core.wire.state_dicts import load
+from gpupool.data import device as devices
+from gpupool.data.device import Mark
+from gpupool.data.reading.trees import tensors
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 _NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
-_MAX_NAMED = 3
-_MAX_REASON = 300  # characters
+_MAX_CHARS = 300  # of words that a file, or torch, has chosen
 _ZIP = b"PK\x03\x04"  # by which torch knows an archive from its older formats
 
 
@@ -77,58 +78,61 @@ def read(
 def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
     """As `load_weights`, of the content of a file whose printable URL is `shown`."""
     weights = _unprefixed(_state_dict(content, shown), model)
-    _require_same(model.state_dict(), weights, shown)
     # A copy: the user's network is as it was if the file turns out to be another one's.
     changed = copy_of(model)
     try:
         load(changed, weights)
-    except RuntimeError as error:  # sparse ones for dense ones, say
-        reason = " ".join(str(error).split())
+    except (RuntimeError, NotImplementedError) as error:
+        headline, *listed = str(error).split("\n")  # torch's headline says less than the lines
+        found = _cut("; ".join(line.strip() for line in listed) or headline)
         raise DataError(
-            f"the weights in {shown} cannot be loaded: {reason}", "other weights", url=shown
+            f"the weights in {shown} are of another network: {found}", "other network", url=shown
         ) from None
     return changed
 
 
-def copied(state: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """A state dict that later steps do not change: its tensors are on the CPU."""
-    from torch import Tensor
+def copying(state: dict[str, Any]) -> tuple[dict[str, Any], list[Mark]]:
+    """A copy of a state on the CPU, which is whole when these marks are reached.
 
-    copies = {
-        name: one.detach().to("cpu", copy=True) if isinstance(one, Tensor) else copy.deepcopy(one)
-        for name, one in state.items()
-    }
-    return same_kind(state, copies)
+    Tensors of a GPU are copied in the order of its stream: later kernels wait for that, and the
+    caller does not.
+    """
+    sources = list(tensors(state))
+    copies = [devices.of(one.device).host_buffer(one) for one in sources]
+    if sources:
+        # One call for all: hundreds of small copies would each cost a launch.
+        with torch.no_grad():
+            torch._foreach_copy_(copies, sources, non_blocking=True)
+    marks = [devices.of(device).mark() for device in {one.device for one in sources}]
+    # With what torch notes beside the tensors of a network: the versions of its modules.
+    known = {id(one): made for one, made in zip(sources, copies, strict=True)}
+    return copy.deepcopy(state, known), marks
 
 
-def same_kind(state: Mapping[str, Any], values: Mapping[str, Any]) -> OrderedDict[str, Any]:
-    """These values with what torch notes about the state: the versions of its modules."""
-    made: OrderedDict[str, Any] = OrderedDict(values)
-    made._metadata = getattr(state, "_metadata", None)  # type: ignore[attr-defined]
-    return made
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A state that later steps do not change; its tensors are on the CPU."""
+    copies, marks = copying(state)
+    for mark in marks:
+        mark.synchronize()
+    return copies
 
 
-def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any:
+def read_without_code(content: bytes, shown: str, what: str) -> Any:
     """What `torch.save` made, on the CPU.
 
-    Raises DataError, saying that `shown` holds no `what`, if it is anything else, or compressed: a
-    small file could fill the memory, and `torch.save` compresses nothing.
+    Raises DataError, saying that `shown` holds no `what`, if it is anything else.
     """
-    import torch
-
     refused: list[str] = []
     try:
-        if content[:4] == _ZIP:
-            _require_stored(content)
-            refused = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content))
+        refused = globals_in(content) if content[:4] == _ZIP else []
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the readers of archives and pickles raise what they like
-        reason = _plain(error)
+        # torch's own advice comes first, and would run the file's code.
+        reason = _cut(str(error).rpartition("WeightsUnpickler error: ")[2] or type(error).__name__)
         if refused:
             reason = (
-                f"it also holds {plain(', '.join(sorted(refused)))[:_MAX_REASON]}. Where you trust "
-                "it, load it with torch, and save the weights alone: "
-                'torch.save(checkpoint["model"], ...)'
+                f"it also holds {_cut(', '.join(refused))}. Where you trust it, load it with torch "
+                'and save the weights alone: torch.save(checkpoint["model"], ...)'
             )
         raise DataError(
             f"{shown} holds no {what} that can be read without running code in it: {reason}",
@@ -137,15 +141,12 @@ def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any
         ) from None
 
 
-def _plain(error: Exception) -> str:
-    """What an error says of a file, which may have chosen the words."""
-    # torch's own advice comes first, and would run the file's code.
-    said = str(error).rpartition("WeightsUnpickler error: ")[2]
-    return plain(said.split("\n")[0] or type(error).__name__)[:_MAX_REASON]
+def globals_in(content: bytes) -> list[str]:
+    """What an archive of `torch.save` names beyond tensors and plain values: classes, functions.
 
-
-def _require_stored(content: bytes | memoryview) -> None:
-    """Raise ValueError if an archive unpacks to more than it has."""
+    Raises ValueError if it is compressed: a small file could fill the memory, and `torch.save`
+    compresses nothing.
+    """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
     # Were something before the first one, torch might find other entries than these.
@@ -153,30 +154,36 @@ def _require_stored(content: bytes | memoryview) -> None:
     is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     if first or not is_stored or sum(entry.file_size for entry in entries) > len(content):
         raise ValueError("it is compressed, which torch.save never does; save it again with that")
+    return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
+
+
+def _cut(said: str) -> str:
+    """The first line of what a file may have chosen the words of."""
+    return plain(said.split("\n")[0])[:_MAX_CHARS]
 
 
 def _state_dict(content: bytes, shown: str) -> dict[str, Any]:
     """The tensors by name."""
-    import torch
-
     if is_safetensors(shown):
         return _safetensors(content, shown)
     found = read_without_code(content, shown, "weights")
     for nest in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
             found = found[nest]
-    if not isinstance(found, Mapping) or not any(
-        isinstance(v, torch.Tensor) for v in found.values()
+    if (
+        not isinstance(found, dict)
+        or not all(isinstance(name, str) for name in found)
+        or not any(isinstance(value, torch.Tensor) for value in found.values())
     ):
         raise DataError(
             f"{shown} holds a {type(found).__name__}, not the weights of a network by name",
             "no weights",
             url=shown,
         )
-    return same_kind(found, {str(name): value for name, value in found.items()})
+    return found
 
 
-def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
+def _safetensors(content: bytes, shown: str) -> dict[str, Any]:
     try:
         from safetensors.torch import load
     except ImportError:
@@ -186,9 +193,8 @@ def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
     try:
         return dict(load(content))
     except Exception as error:  # of its header
-        reason = _plain(error)
         raise DataError(
-            f"{shown} holds no weights of safetensors: {reason}", "no weights", url=shown
+            f"{shown} holds no weights of safetensors: {_cut(str(error))}", "no weights", url=shown
         ) from None
 
 
@@ -198,50 +204,5 @@ def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
         prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None)
         if prefix is None:
             break
-        weights = _without(prefix, weights)
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
-
-
-def _without(prefix: str, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """These weights under shorter names, with the versions of their modules."""
-    made = OrderedDict({name.removeprefix(prefix): value for name, value in weights.items()})
-    noted = getattr(weights, "_metadata", None) or {}
-    versions = {f"{name}.".removeprefix(prefix)[:-1]: about for name, about in noted.items()}
-    made._metadata = versions  # type: ignore[attr-defined]
-    return made
-
-
-def _shape(value: Any) -> Any:
-    """Of a tensor; None of what is none."""
-    return getattr(value, "shape", None)
-
-
-def _require_same(own: Mapping[str, Any], weights: Mapping[str, Any], shown: str) -> None:
-    """Raise DataError if names or shapes differ."""
-    missing = [name for name in own if name not in weights]
-    beyond = [name for name in weights if name not in own]
-    others = [n for n in own if n in weights and _shape(own[n]) != _shape(weights[n])]
-    faults = [
-        f"{len(names)} {what} ({', '.join(names[:_MAX_NAMED])}{', ...' if len(names) > 3 else ''})"
-        for names, what in (
-            (missing, "are missing"),
-            (beyond, "are not in the network"),
-            (others, "have another shape"),
-        )
-        if names
-    ]
-    if not faults:
-        return
-    hint = ""
-    last = (weights[others[-1]], own[others[-1]]) if others and not missing and not beyond else ()
-    if last and all(map(_shape, last)):  # neither is a single number, or no tensor at all
-        old, new = (value.shape[0] for value in last)
-        hint = (
-            f"; it has {old} classes, the network {new}: make it with {old}, load the weights, and "
-            f"then replace_head(model, {new})"
-        )
-    raise DataError(
-        f"the weights in {shown} are of another network: {'; '.join(faults)}{hint}",
-        "other network",
-        url=shown,
-    )

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gpupool.core.wire.events import StepEvent, ValidationEvent
+from gpupool.engine.training.checkpoints import epoch_of
 from gpupool.engine.training.run import Run
-from gpupool.engine.training.run_state import epoch_of
 
 EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -24,28 +23,22 @@ from gpupool.core.wire.events import (
 )
 from gpupool.engine.training.tensorboard import Board
 
-_COLUMNS = tuple(f.name for f in fields(StepEvent))
+_NUM_FIELDS = len(fields(StepEvent))
 _PART = 1000  # events in one message: a history of any length passes
-_WHOLE = ("step", "epoch", "num_samples")
 _KEPT = (ValidationEvent, WarningEvent, CheckpointEvent)
 
 
 class EventLog:
-    """Passes events to `emit` and to `board`, and keeps those of steps as columns of numbers.
+    """Passes events to `emit` and to `board`, and keeps those of steps as rows of numbers.
 
-    `state()` costs a copy of these columns, whatever the number of steps.
+    `state()` costs a copy of these, whatever the number of steps: a million are 64 MB.
     """
 
     def __init__(self, emit: Callable[[Sequence[Event]], None], board: Board | None = None) -> None:
         self._emit = emit
         self.board = board
-        self._columns = {name: array("d") for name in _COLUMNS}
+        self._steps = array("d")
         self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
-
-    @property
-    def num_steps(self) -> int:
-        """Steps whose events have come."""
-        return len(self._columns["step"])
 
     def __call__(self, events: Sequence[Event]) -> None:
         """Emit these events."""
@@ -53,44 +46,33 @@ class EventLog:
         if self.board is not None:
             self.board(events)
 
-    def state(self, unreported: Sequence[StepEvent] = ()) -> dict[str, Any]:
-        """All of it as plain values and float64 tensors; `unreported` steps are put at the end."""
-        # Arrays of float64 instead of events: a million steps are 64 MB, and are copied at once.
-        columns = {}
-        for name, column in self._columns.items():
-            new = array("d", [_number(getattr(event, name)) for event in unreported])
-            columns[name] = torch.from_numpy(np.array(column + new))
-        return {"steps": columns, "others": list(self._others)}
+    def state(self) -> dict[str, Any]:
+        """All of it as plain values and a float64 tensor."""
+        steps = torch.from_numpy(np.array(self._steps)).view(-1, _NUM_FIELDS)
+        return {"steps": steps, "others": list(self._others)}
 
     def replay(self, state: Mapping[str, Any]) -> None:
         """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
-        steps = _step_events(state["steps"])
+        steps = [_step_event(*row) for row in state["steps"].tolist()]
         done = 0
         # In the order in which they came, as the client folds them in order.
-        for number, plain in state["others"]:
-            self._emit_in_parts(steps[done:number])
-            self._emit_and_keep([from_dict(plain)])
+        for number, plain in [*state["others"], (len(steps), None)]:
+            for first in range(done, number, _PART):
+                self._emit_and_keep(steps[first : min(first + _PART, number)])
             done = max(done, number)
-        self._emit_in_parts(steps[done:])
+            if plain is not None:
+                self._emit_and_keep([from_dict(plain)])
         if self.board is not None:
             self.board.go_on(len(steps), steps[-1].elapsed_s if steps else 0.0)
 
-    def _emit_in_parts(self, events: Sequence[Event]) -> None:
-        for first in range(0, len(events), _PART):
-            self._emit_and_keep(events[first : first + _PART])
-
     def _emit_and_keep(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._keep(event)
+            if isinstance(event, StepEvent):
+                self._steps.extend(math.nan if one is None else one for one in astuple(event))
+            elif isinstance(event, _KEPT) or (isinstance(event, DataEvent) and _is_news(event)):
+                # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
+                self._others.append((len(self._steps) // _NUM_FIELDS, to_dict(event)))
         self._emit(events)
-
-    def _keep(self, event: Event) -> None:
-        if isinstance(event, StepEvent):
-            for name, column in self._columns.items():
-                column.append(_number(getattr(event, name)))
-        elif isinstance(event, _KEPT) or (isinstance(event, DataEvent) and _is_news(event)):
-            # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
-            self._others.append((self.num_steps, to_dict(event)))
 
 
 def _is_news(event: DataEvent) -> bool:
@@ -98,18 +80,14 @@ def _is_news(event: DataEvent) -> bool:
     return bool(event.num_skipped or event.num_retried)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _step_events(columns: Mapping[str, Tensor]) -> list[StepEvent]:
-    rows = zip(*(columns[name].tolist() for name in _COLUMNS), strict=True)
-    return [_step_event(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-
-
-def _step_event(row: dict[str, Any]) -> StepEvent:
-    for name in _WHOLE:
-        row[name] = int(row[name])
-    if math.isnan(row["accuracy"]):
-        row["accuracy"] = None
-    return StepEvent(**row)
+def _step_event(
+    step: float,
+    epoch: float,
+    loss: float,
+    accuracy: float,
+    lr: float,
+    num_samples: float,
+    *times_s: float,
+) -> StepEvent:
+    known = None if math.isnan(accuracy) else accuracy
+    return StepEvent(int(step), int(epoch), loss, known, lr, int(num_samples), *times_s)

@@ -13,9 +13,9 @@ from gpupool.engine.batches.share import Dataset
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.trace import Trace
 from gpupool.engine.training.callbacks import Callbacks
+from gpupool.engine.training.checkpoints import Saving, fail_together
 from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
-from gpupool.engine.training.saving import Saving, fail_together
 from gpupool.engine.training.tensorboard import Board
 
 
@@ -103,9 +103,10 @@ class Hooks:
         On the ranks that this happens on; no other one is asked anything. A checkpoint that takes
         longer than `within_s` is not waited for.
         """
-        self._saving.save_after_error(within_s)
         self._trace.drop()
         self._close_board()
+        self._run.reporter.emit(*self._run.reporter.unreported())  # a checkpoint has them too
+        self._saving.end(within_s)
 
     def end(self) -> None:
         """Training is over, but for the last event."""

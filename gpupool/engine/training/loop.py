@@ -35,12 +35,12 @@ from gpupool.engine.numerics.ddp import share_statistics
 from gpupool.engine.numerics.losses import make_loss
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
+from gpupool.engine.training.checkpoints import epoch_of
 from gpupool.engine.training.dataset_statistics import fit_normalization
 from gpupool.engine.training.early_stopping import loss_warning
 from gpupool.engine.training.hooks import Hooks, make_event_log
 from gpupool.engine.training.reports import Reporter
 from gpupool.engine.training.run import FitResult, make_run, set_training
-from gpupool.engine.training.run_state import epoch_of
 from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
 
@@ -379,7 +379,6 @@ class _Training:
         self.hooks.on_error(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"
-            run.reporter.emit(*run.reporter.unreported())
             self.best.restore()
             plain_batch_norm(run.model).eval()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
@@ -12,10 +13,13 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.nn import functional
 
 import gpupool
 from gpupool import DataError, TrainingError
 from gpupool.core.network import NetworkInfo, give, info_of
+from tests.engine.training.test_checkpoints import deflated
+from tests.fuzz.limits import only_our_errors
 from tests.servers.s3 import SeaweedServer
 from tests.support.environment import environment
 from tests.support.pools import Pools
@@ -86,10 +90,10 @@ def test_a_class_of_a_users_module_is_filled(tmp_path: Path) -> None:
         gpupool.load(url)
     empty = Own()
     loaded = gpupool.load(url, empty)
-    assert torch.equal(loaded.layer.weight, model.layer.weight)  # type: ignore[union-attr]
+    assert torch.equal(loaded.get_parameter("layer.weight"), model.layer.weight)
     assert info_of(loaded) == KNOWN
     assert not torch.equal(empty.layer.weight, model.layer.weight)
-    with raises(DataError, "4 classes", kind="other network"):
+    with raises(DataError, "layer.weight", "[4, 8]", "[5, 8]", kind="other network"):
         gpupool.load(url, Own(5))
     with raises(TrainingError, "model"):
         gpupool.save("resnet18", url)  # type: ignore[arg-type]
@@ -135,50 +139,64 @@ def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path
         assert torch.equal(gpupool.predict(loaded, data, pool=pools[2]), expected)
 
 
-class Evil:
-    """Leaves a file when it is unpickled."""
+class Calls:
+    """A call of anything, in a pickle."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, function: Any, *arguments: Any, state: Any = None) -> None:
+        self.reduced = function, arguments, state
 
     def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
+        return self.reduced
 
 
-def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
+def saved(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def with_attribute(name: str, value: object) -> nn.Module:
+    model = network()
+    vars(model[0])[name] = value  # type: ignore[index]
+    return model
+
+
+def test_a_hostile_file_runs_nothing_and_takes_no_more_memory_than_it_has(tmp_path: Path) -> None:
     trace, url = tmp_path / "ran", tmp_path / "net.pt"
     gpupool.save(network(), url)
     good = torch.load(url, weights_only=True)
-    modules = good["structure"]
-    torch.save({"state_dict": Evil(trace)}, url)
-    with raises(DataError, kind="not safe"):
-        gpupool.load(url)
-    url.write_bytes(pickle.dumps(Evil(trace)))
-    with raises(DataError, kind="not safe"):
-        gpupool.load(url)
-    hostile: Any
-    for hostile in (
-        [modules[0] | {"class": "os:system"}],
-        [modules[0] | {"class": "torch.hub:load"}],
-        [modules[0] | {"class": "torch.fx.graph_module:GraphModule"}],
-        [modules[0] | {"class": "torch.nn.modules.module:torch.hub"}],
-        [modules[0] | {"plain": {"x": ("partial", [("class", "subprocess:Popen"), [], {}])}}],
-        [modules[0] | {"plain": {"x": ("function", "has_torch_function")}}],
-        [modules[0] | {"plain": {"x": ("eval", "1")}}],
-        [modules[0] | {"plain": {"forward": ("function", "relu")}}],
-        [modules[0] | {"plain": {"_compiled_call_impl": ("function", "relu")}}],
-        [modules[0] | {"children": {"0": "nowhere"}}],
-        [{}],
-        [],
-        5,
-        "text",
-    ):
-        file = io.BytesIO()
-        torch.save(good | {"structure": hostile}, file)
-        url.write_bytes(file.getvalue())
-        with pytest.raises(DataError) as raised:
+    evil = Calls(Path.touch, trace)
+    for content in (saved({"state_dict": evil}), pickle.dumps(evil)):
+        url.write_bytes(content)
+        with raises(DataError, kind="not safe"):
             gpupool.load(url)
-        assert raised.value.kind in ("unknown class", "damaged"), hostile
+    partial = functools.partial(nn.Linear, 10**6, 10**6)
+    hostile: list[tuple[Any, str]] = [
+        (evil, "unknown class"),
+        (with_attribute("x", evil), "unknown class"),
+        (Calls(nn.Linear, 10**6, 10**6), "unknown class"),
+        (Calls(partial), "damaged"),
+        (Calls(nn.Linear.__new__, nn.Linear, 8), "unknown class"),
+        (Calls(torch.hub.load, "a/b", "c"), "unknown class"),
+        (with_attribute("forward", functional.relu), "unknown class"),
+        (with_attribute("_compiled_call_impl2", partial), "unknown class"),
+        (with_attribute("_forward_hooks", {0: partial}), "unknown class"),
+        (with_attribute("_modules", 5), "damaged"),
+        (with_attribute("x", torch.ones), "unknown class"),
+        (nn.Linear, "damaged"),
+        (5, "damaged"),
+    ]
+    for structure, kind in hostile:
+        torch.save(good | {"structure": saved(structure)}, url)
+        with only_our_errors(), raises(DataError, kind=kind):
+            gpupool.load(url)
+    for odd in (deflated(saved(network())), b"text", saved(network(seed=1))[:-9]):
+        torch.save(good | {"structure": odd}, url)
+        with only_our_errors(), raises(DataError, kind="damaged"):
+            gpupool.load(url)
+    torch.save(good | {"structure": saved(nn.Linear(8, 3))}, url)  # of other sizes
+    with raises(DataError, kind="damaged"):
+        gpupool.load(url)
     assert not trace.exists()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gpupool import Pool, SpmdError, TrainingOptions, TrainingRun
-from gpupool.engine.checkpoint.files import Checkpoints, step_of
+from gpupool.engine.training.checkpoints import Checkpoints, step_of
 from tests.engine.group import later
 
 BATCH, EVERY, FAILS_AT = 6, 4, 10

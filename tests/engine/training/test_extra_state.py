@@ -14,9 +14,9 @@ from gpupool import SpmdError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import Event, WarningEvent
 from gpupool.core.wire.state_dicts import load
-from gpupool.engine.checkpoint.files import Checkpoints
 from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.group.forming import World
+from gpupool.engine.training.checkpoints import Checkpoints
 from gpupool.engine.training.loop import fit
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -137,7 +137,7 @@ def test_an_error_within_a_step_leaves_the_state_before_it(tmp_path: Path) -> No
     options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path))
     with pytest.raises(ValueError, match="as it was told to"):
         fit(counting(fails_at=4), samples(40), "cross_entropy", options, world=ALONE)
-    state = Checkpoints(str(tmp_path)).load()
+    state = Checkpoints(str(tmp_path)).load("step-00000003.pt")
     assert state["step"] == 3
     assert state["model"]["0._extra_state"]["batches"] == 3
 
@@ -166,7 +166,7 @@ def test_what_a_checkpoint_cannot_hold_any_more_is_a_warning_that_names_it(tmp_p
     warned = [event.message for event in told if isinstance(event, WarningEvent)]
     assert len(warned) == 4
     assert f"{__name__}.Settings" in warned[0]
-    assert Checkpoints(str(tmp_path)).load()["step"] == 1
+    assert Checkpoints(str(tmp_path)).names() == ["step-00000001.pt"]
 
 
 def test_copies_have_the_versions_of_modules_and_are_not_changed_by_later_steps() -> None:

@@ -26,8 +26,9 @@ from gpupool import (
     TrainingResult,
     TrainingRun,
 )
-from gpupool.engine.checkpoint.files import Checkpoints, sealed
 from gpupool.engine.training.callbacks import CallbackInfo
+from gpupool.engine.training.checkpoints import Checkpoints
+from gpupool.engine.training.checkpoints import packed as sealed
 from tests.engine.training.vectors import Vectors
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
