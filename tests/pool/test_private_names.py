@@ -234,3 +234,15 @@ dist._register_comm_hook(model.reducer, "state", hook)
 facts + [model.process_group is dist.group.WORLD]
 """
     assert pool2.run(source)[0] == [[False], True, True, True]
+
+
+def test_a_worker_of_a_dataloader_ends_well_when_its_parent_terminates_it() -> None:
+    """`_workers` of its iterator; else torch raises an error in the main thread:
+    data/reading/processes.py."""
+    data = torch.utils.data.TensorDataset(torch.zeros(9))
+    batches = iter(torch.utils.data.DataLoader(data, num_workers=1, multiprocessing_context="fork"))
+    (worker,) = batches._workers  # type: ignore[attr-defined]
+    until(lambda: Path(f"/proc/{worker.pid}/comm").read_text() == "pt_data_worker\n", 5.0)
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
