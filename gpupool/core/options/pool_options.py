@@ -6,7 +6,6 @@ Magics and views read names and defaults from here and repeat none. A wrong valu
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import os
@@ -142,7 +141,7 @@ def refuse_unknown(
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known word, or lists them all."""
     known = list(known)
-    close = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    close = other_names.meant(name, known, {})
     return f"Did you mean {close!r}?" if close else f"There are: {', '.join(known)}."
 
 
