@@ -6,15 +6,14 @@ overlap. Runs anywhere; no torch at import.
         def fetch(self, index): ...           # waits for the network
         def decode(self, index, fetched, draw): ...   # computes
 
-    samples = read_samples(photos, [3, 1, 4])
+    samples = read_samples(photos, [3, 1, 4])  # at_once.py
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -84,25 +83,6 @@ class Samples(Protocol):
         `draw` keys the random numbers of augmentation; None: drawn from torch's own generator.
         Raises SampleError if the sample is damaged.
         """
-
-
-def read_samples(
-    dataset: Samples, indices: Iterable[int], draw: Draw | None = None
-) -> list[tuple[Any, Any]]:
-    """The samples at `indices`, in order: fetched many at once, decoded by as many threads as this
-    process has cores.
-
-    Raises what the first failing sample raised.
-    """
-    places = [int(index) for index in indices]
-    if len(places) < 2:
-        return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
-    from gpupool.data.reading.threads import Threads
-
-    with closing(Threads(dataset, len(places))) as threads:
-        threads.start()
-        answers = [threads.read(place, draw) for place in places]
-        return [threads.result(answer) for answer in answers]
 
 
 def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fsspec.implementations.local import LocalFileSystem
-
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
@@ -82,6 +80,8 @@ class Folder:
             return _listing(files, folders) if files else None
 
         def list_all(filesystem: Any, root: str) -> Listing:
+            from fsspec.implementations.local import LocalFileSystem
+
             filesystem.invalidate_cache()
             if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
                 return _listing(*find_local(root))
