@@ -19,10 +19,10 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import OnProgress
 from gpupool.data.cache.cache import Cached, cached
-from gpupool.data.datastores import splits
 from gpupool.data.datastores.check import CheckResult, check
 from gpupool.data.datastores.labels import check_names
 from gpupool.data.datastores.preview import Preview, make_preview
+from gpupool.data.datastores.splits import split
 from gpupool.data.datastores.table import ItemsT, Packed
 from gpupool.data.reading.at_once import read_samples
 from gpupool.data.reading.normalization import Normalization
@@ -166,7 +166,9 @@ class Datastore(Packed, Generic[ItemsT]):
 
     def partition(self, num_parts: int, index: int) -> Self:
         """Part `index` of `num_parts`: every num_parts-th image, so that the classes stay mixed."""
-        return self.subset(splits.partition(len(self), num_parts, index))
+        if not 0 <= index < num_parts:
+            raise OptionsError(f"index={index} must be in 0..num_parts-1; num_parts={num_parts}")
+        return self.subset(np.arange(index, len(self), num_parts))
 
     def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
         """Split every class alike: a part for each of `sizes`, and one for the rest if any is left.
@@ -177,7 +179,7 @@ class Datastore(Packed, Generic[ItemsT]):
             train, validation = ds.split_each_label(0.9, seed=0)
             few, some, rest = ds.split_each_label(10, 100)
         """
-        parts = splits.split(self.labels, self.classes, sizes, seed)
+        parts = split(self.labels, self.classes, sizes, seed)
         return tuple(self.subset(part) for part in parts)
 
     def concat(self, *others: Self) -> Self:

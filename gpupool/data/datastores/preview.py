@@ -48,13 +48,9 @@ class Preview(tuple[Picture, ...]):
 
     def __repr__(self) -> str:
         width = max((len(picture.label) for picture in self), default=0)
-        lines = [f"{p.label:{width}}  {size_text(p):>13}  {p.url}" for p in self]
-        return "\n".join([self.title, *lines])
-
-
-def size_text(picture: Picture) -> str:
-    """The size of an image as it is shown, or why there is none."""
-    return picture.problem or f"{picture.width} x {picture.height}"
+        said = [picture.problem or f"{picture.width} x {picture.height}" for picture in self]
+        shown = zip(self, said, strict=True)
+        return "\n".join([self.title, *(f"{p.label:{width}}  {s:>13}  {p.url}" for p, s in shown)])
 
 
 def make_preview(dataset: Labelled, num_images: int, seed: int | None) -> Preview:

@@ -12,13 +12,6 @@ from gpupool.core.errors import OptionsError
 from gpupool.data.reading.shards import Indices, keyed_generator
 
 
-def partition(num_samples: int, num_parts: int, index: int) -> Indices:
-    """Every `num_parts`-th index, beginning with `index`."""
-    if not 0 <= index < num_parts:
-        raise OptionsError(f"index={index} must be in 0..num_parts-1, with num_parts={num_parts}")
-    return np.arange(index, num_samples, num_parts)
-
-
 def split(
     labels: NDArray[np.int64], classes: Sequence[str], sizes: Sequence[float], seed: int | None
 ) -> list[Indices]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,20 +52,21 @@ ItemsT = TypeVar("ItemsT", bound=Items)
 
 
 class _Packed(NamedTuple):
-    dtype: str
+    dtype: Any
     data: bytes
 
     @classmethod
     def of(cls, column: NDArray[Any]) -> _Packed:
         """The lowest bytes of all values, then the next ...: the higher ones are mostly equal."""
         planes = np.ascontiguousarray(column).view(np.uint8).reshape(-1, column.itemsize).T
-        return cls(column.dtype.str, zlib.compress(planes.tobytes(), _FASTEST))
+        return cls(column.dtype, zlib.compress(planes.tobytes(), _FASTEST))
 
     def column(self) -> NDArray[Any]:
-        dtype = np.dtype(self.dtype)
-        planes = np.frombuffer(zlib.decompress(self.data), np.uint8).reshape(dtype.itemsize, -1)
+        data = np.frombuffer(zlib.decompress(self.data), np.uint8)
         # `view` needs the bytes of one value side by side.
-        return np.ascontiguousarray(planes.T).view(dtype).ravel()
+        values = np.ascontiguousarray(data.reshape(self.dtype.itemsize, -1).T)
+        column: NDArray[Any] = values.view(self.dtype).ravel()
+        return column
 
 
 class Packed:
@@ -144,77 +145,59 @@ class Files(Packed):
     Args:
         sources: where they lie.
         paths: of each file, below its source.
-        source_of: index into `sources`.
-        sizes: in bytes.
-        versions: 32 bits of each ETag, 0 where there is none.
-        starts: where in its source's file a part begins; 0 for whole files.
+        rows: of each file the index of its source, 32 bits of its ETag (0 where there is none), its
+            size in bytes, and where in a file of its source a part begins (0 for whole files).
     """
+
+    ROW: ClassVar[Any] = np.dtype(
+        [("source", np.uint32), ("version", np.uint32), ("size", np.int64), ("start", np.int64)]
+    )
 
     sources: tuple[Source, ...]
     paths: Texts
-    source_of: NDArray[np.uint32]
-    sizes: NDArray[np.int64]
-    versions: NDArray[np.uint32]
-    starts: NDArray[np.int64]
+    rows: NDArray[Any]
 
     @classmethod
     def of(cls, source: Source, files: Sequence[FileInfo]) -> Files:
         """The files of a listing, in its order."""
-        number = len(files)
-        return cls(
-            (source,),
-            Texts.of(file.path for file in files),
-            np.zeros(number, np.uint32),
-            np.fromiter((file.size for file in files), np.int64, number),
-            np.fromiter((file.version for file in files), np.uint32, number),
-            np.zeros(number, np.int64),
-        )
+        rows = [(0, file.version, file.size, 0) for file in files]
+        return cls((source,), Texts.of(file.path for file in files), np.array(rows, cls.ROW))
 
     @property
     def has_versions(self) -> bool:
         """Whether their store has ETags."""
-        return bool(self.versions.any())
+        return bool(self.rows["version"].any())
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.rows)
 
     def url(self, row: int) -> str:
         """The printable URL of a file."""
-        return self._source(row).name(self.paths[row])
+        return self.sources[int(self.rows["source"][row])].name(self.paths[row])
 
     def num_bytes(self, row: int) -> int:
         """The size of a file, as listed."""
-        return int(self.sizes[row])
+        return int(self.rows["size"][row])
 
     def read(self, row: int) -> bytes:
         """The contents of a file; raises what `Source.read` raises."""
-        file = FileRef(self.paths[row], int(self.sizes[row]), int(self.versions[row]))
-        if start := int(self.starts[row]):
-            return self._source(row).read(file, start, file.size)
-        return self._source(row).read(file)
+        source, version, size, start = self.rows[row].tolist()
+        file = FileRef(self.paths[row], size, version)
+        return self.sources[int(source)].read(file, start, size if start else None)
 
     def take(self, rows: Indices) -> Files:
         """These files, in that order."""
-        columns = {name: column[rows] for name, column in self._columns().items()}
-        return Files(self.sources, self.paths.take(rows), **columns)
+        return Files(self.sources, self.paths.take(rows), self.rows[rows])
 
     def join(self, other: Files) -> Files:
         """The files of both; the same sources, as of parts of one datastore, are kept once."""
-        theirs, sources = other._columns(), self.sources
+        sources, theirs = self.sources, other.rows
         if sources != other.sources:
-            theirs["source_of"] = theirs["source_of"] + np.uint32(len(sources))
+            theirs = theirs.copy()
+            theirs["source"] += len(sources)
             sources += other.sources
-        columns = {
-            name: np.concatenate([column, theirs[name]]) for name, column in self._columns().items()
-        }
-        return Files(sources, self.paths.join(other.paths), **columns)
+        return Files(sources, self.paths.join(other.paths), np.concatenate([self.rows, theirs]))
 
     def through(self, wrap: Callable[[Source], Source]) -> Files:
         """The same files, read through what `wrap` makes of each source."""
         return replace(self, sources=tuple(map(wrap, self.sources)))
-
-    def _source(self, row: int) -> Source:
-        return self.sources[int(self.source_of[row])]
-
-    def _columns(self) -> dict[str, NDArray[Any]]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}

@@ -95,13 +95,14 @@ class TarDatastore(Datastore[Files]):
             named = label_files(paths, lambda place: images[place].url, labels, classes)
         kept, numbers, found = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
         chosen = [images[place] for place in kept]
+        rows = [
+            (image.tar, tars[image.tar].version, image.member.size, image.member.start)
+            for image in chosen
+        ]
         items = Files(
             tuple(Tar(folder, tar) for tar in tars),
             Texts.of(image.member.name for image in chosen),
-            np.array([image.tar for image in chosen], np.uint32),
-            np.array([image.member.size for image in chosen], np.int64),
-            np.array([tars[image.tar].version for image in chosen], np.uint32),
-            np.array([image.member.start for image in chosen], np.int64),
+            np.array(rows, Files.ROW),
         )
         super().__init__(items, numbers, found)
 

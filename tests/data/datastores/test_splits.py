@@ -49,13 +49,6 @@ def test_a_split_by_counts_is_exact(labels: np.ndarray, sizes: list[int], seed: 
         assert np.bincount(labels[part], minlength=4).tolist() == [size] * 4
 
 
-@given(st.integers(0, 100), st.integers(1, 12))
-def test_parts_are_all_together_and_of_one_size(total: int, num_parts: int) -> None:
-    parts = [splits.partition(total, num_parts, index) for index in range(num_parts)]
-    assert sorted(np.concatenate(parts).tolist()) == list(range(total))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 @pytest.mark.parametrize("sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,)])
 def test_impossible_sizes_say_what_to_give(sizes: tuple[float, ...]) -> None:
     with raises(OptionsError, "split_each_label("):
