@@ -25,6 +25,7 @@ from gpupool import (
     TrainingOptions,
     TrainingRun,
     TransferError,
+    load_weights,
     predict,
     replace_head,
 )
@@ -140,6 +141,9 @@ def test_a_state_without_the_frozen_part_is_trained_and_resumed(
         found: Any = train_on(pools[2], net, samples(64), batch_size=16, **settings).model
         assert torch.equal(found.body.weight, net.body.weight)
         assert not torch.equal(found.head.weight, net.head.weight)
+    torch.save(network().state_dict(), tmp_path / "other.pt")
+    with raises(DataError, "head.weight", kind="other network"):
+        load_weights(net, tmp_path / "other.pt")
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")

@@ -28,6 +28,8 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
         if path in modules and getattr(modules[path], last, 0) is None:
             setattr(modules[path], last, state[name].to(device))
     leaves_out = any(name not in own for name, _ in model.named_parameters())
+    if leaves_out and (missing := sorted(own.keys() - state.keys())):
+        raise RuntimeError(f"Missing key(s): {', '.join(missing)}")
     model.load_state_dict(state, strict=not leaves_out)
 
 

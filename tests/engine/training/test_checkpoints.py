@@ -173,15 +173,6 @@ def test_a_place_that_cannot_be_written_to_is_told_before_training(
             Checkpoints(place).check()
 
 
-def test_wrong_credentials_are_told_without_any_secret(s3: SeaweedServer) -> None:
-    url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
-    os.environ.update(s3.env | {"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-mine"})
-    with raises(TrainingError, "SignatureDoesNotMatch") as caught:
-        Checkpoints(url).check()
-    assert "wrong-secret" not in str(caught.value)
-    assert caught.value.__cause__ is None
-
-
 def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     """A file-size limit of this process stands for the disk: the write fails in the middle."""
     import resource
@@ -313,12 +304,8 @@ NO_CHECKPOINTS: dict[str, Callable[[], bytes]] = {
     "a pickle": lambda: pickle.dumps(Runs()),
     "code": lambda: saved({"format": 1, "x": Runs()}),
     "older format": lambda: saved(Runs(), _use_new_zipfile_serialization=False),
-    "tar": lambda: b"ustar" * 200,
     "list": lambda: saved([1, 2]),
-    "tensor": lambda: saved(torch.ones(3)),
-    "empty": lambda: b"",
     "no data.pkl": lambda: zipped({"a/b": b"c"}),
-    "no archive": lambda: b"PK\x03\x04",
     "control characters": lambda: zipped({"a/data.pkl": b"c\x1b[2J\nboom\n."}),
     "compressed": lambda: deflated(saved({"zeros": torch.zeros(2**24)})),
     "hidden behind others": lambda: saved({}) + deflated(saved({"zeros": torch.zeros(2**24)})),
