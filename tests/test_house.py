@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "engine": {"core", "data"},
     "pool": {"core"},
     "spmd": {"core", "pool"},
-    "training": {"core", "data", "pool"},  # of data/ the stores, where a sweep is kept
+    "training": {"core", "data", "pool"},  # of data/ stores of sweeps, and previews
     "check": {"core"},  # else what the package gives to users
     "notebook": {"core", "pool", "spmd", "training"},
 }

@@ -87,6 +87,7 @@ class TrainingRun:
         # Added when all have replied and the weights are there.
         self._end: events.EndEvent | None = None
         self._over: Future[None] = Future()
+        self._over.set_running_or_notify_cancel()  # to cancel what waits for it is no end
         self._stopping = self._aborting = False
         self._last_step: int | None = None  # of the newest checkpoint when a rank died
         self._weights_path = pool.engines.new_file("weights.pt")
@@ -177,7 +178,7 @@ class TrainingRun:
     def __await__(self) -> Generator[Any, None, TrainingResult]:
         """What `result` gives; the notebook's stop button does what it does there."""
         loop = asyncio.get_running_loop()
-        over = asyncio.shield(asyncio.wrap_future(self._over))
+        over = asyncio.wrap_future(self._over)
         # The handler interrupts the loop anywhere, so it only has the loop call `_on_press`.
         with heard_by(lambda first: loop.call_soon_threadsafe(self._on_press, first)):
             yield from over.__await__()

@@ -76,18 +76,16 @@ class FittedAxis:
         return self._axis
 
 
-def value_axis(points: Points, *, from_zero: bool = False, usual: float | None = None) -> Axis:
+def value_axis(points: Points, *, from_zero: bool = False) -> Axis:
     """An axis of losses, metrics and other values; see the head of this file.
 
-    It is logarithmic where all are above 0 and the highest is over 50 times their median, or
-    another `usual` value. A few that are far from all others are clipped. One from zero begins
-    there, unless that hides a curve.
+    It is logarithmic where all are above 0 and the highest is over 50 times their median. A few
+    that are far from all others are clipped. One from zero begins there, unless that hides a curve.
     """
     if not points:
         return {**nice_axis(0.0, 1.0), "log": False, "clipped": []}
     values = sorted(value for _, value in points)
-    usual = values[len(values) // 2] if usual is None else usual
-    is_log = values[0] > 0 and values[-1] / LOG_FROM > usual
+    is_log = values[0] > 0 and values[-1] / LOG_FROM > values[len(values) // 2]
     low, high = _bulk([math.log10(value) for value in values] if is_log else values, is_log)
     if is_log:
         axis = log_axis(values[low], values[high])
