@@ -53,7 +53,7 @@ def test_a_check_is_a_table(shell: InteractiveShell, ds: ImageDatastore) -> None
     assert "1 of 2 images cannot be used: 1 damaged." in html
     assert html.count("<tr>") == 2
     assert f"{ds.url}/cut/1.png" in html
-    assert "is damaged or not an image: its first bytes are those of no known format" in text
+    assert "is damaged or not an image: it has no header of a known format" in text
     assert text == repr(result)
     html, text = shown(shell, ds.subset([0]).check())
     assert "<table" not in html
