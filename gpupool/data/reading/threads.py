@@ -1,6 +1,6 @@
 """Reads ahead by threads. Runs on engines.
 
-    64 threads fetch, and decode as many at once as there are cores; one makes the batches
+    64 threads fetch ──> as many decode as there are cores ──> one makes batches ──> next()
 
 The thread that asks for batches may be interrupted anywhere, in the middle of Python's own locks
 too. So it takes none that others need: it puts into queues and gets from them, which are written in
@@ -137,6 +137,7 @@ class Threads:
         self._dataset, self._skip = dataset, skip
         self._num = min(NUM_FETCH_THREADS, num)
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[_Asked, Any] | None] = SimpleQueue()
         self._started: SimpleQueue[None] = SimpleQueue()
         self._running: list[threading.Thread] = []
         self._is_closed = False
@@ -144,9 +145,9 @@ class Threads:
     def start(self) -> None:
         """Start them."""
         num_cores = torch.get_num_threads()
-        self._permits = threading.BoundedSemaphore(num_cores)
-        self._running = start_threads(THREAD_NAME, [self._run] * self._num)
-        for _ in range(self._num):
+        works = [self._fetch] * self._num + [self._decode] * num_cores
+        self._running = start_threads(THREAD_NAME, works)
+        for _ in range(num_cores):
             self._started.get()
         # What a thread sets for itself is also the default of threads that are yet to come.
         torch.set_num_threads(num_cores)
@@ -170,31 +171,41 @@ class Threads:
         """End them: those that wait for work at once, others when they come back."""
         self._is_closed = True
         self._asked.put(None)
+        self._fetched.put(None)
 
     def join(self) -> None:
         """Wait for their end."""
         join_threads(self._running, threading.TIMEOUT_MAX)
 
-    def _run(self) -> None:
+    def _fetch(self) -> None:
         try_until(lambda: self._is_closed)
+        while (asked := self._asked.get()) is not None and not self._is_closed:
+            try:
+                self._fetched.put((asked, self._dataset.fetch(asked.row)))
+            except BaseException as error:  # raised again in the thread that asks
+                self._fail(asked, error)
+            del asked
+        self._asked.put(None)
+
+    def _decode(self) -> None:
         # Each image is worked on by one thread, as there are more of them.
         torch.get_num_threads()  # the first use in a thread takes over the default
         torch.set_num_threads(1)
         self._started.put(None)
-        while (asked := self._asked.get()) is not None and not self._is_closed:
-            asked.answer.put(self._answer(asked.row, asked.draw))
-            del asked
-        self._asked.put(None)
+        while (fetched := self._fetched.get()) is not None and not self._is_closed:
+            asked, content = fetched
+            try:
+                asked.answer.put(_Answer(self._dataset.decode(asked.row, content, asked.draw)))
+            except BaseException as error:  # as above
+                self._fail(asked, error)
+            del fetched, asked, content
+        self._fetched.put(None)
 
-    def _answer(self, row: int, draw: Draw | None) -> _Answer:
-        try:
-            fetched = self._dataset.fetch(row)
-            with self._permits:
-                return _Answer(self._dataset.decode(row, fetched, draw))
-        except BaseException as error:  # raised again in the thread that asks
-            if self._skip and isinstance(error, SampleError):
-                return _Answer(Skipped.of(error))
-            return _Answer(None, error)
+    def _fail(self, asked: _Asked, error: BaseException) -> None:
+        if self._skip and isinstance(error, SampleError):
+            asked.answer.put(_Answer(Skipped.of(error)))
+        else:
+            asked.answer.put(_Answer(None, error))
 
 
 def _batches(batches: Sequence[Indices], reading: Reading, threads: Threads, length: int) -> Reads:
