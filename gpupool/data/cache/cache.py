@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 
@@ -33,10 +34,9 @@ from gpupool.data.cache.cache_folder import cache_folder, private_folder
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.retry import counts
 
+T = TypeVar("T")
 _MIN_LIMIT_GIB = 1 / 64
 _IN_USE_S = 300.0  # what was used within this makes no room for others
-_NOTE_EVERY_S = 60.0  # how often the use of a source is noted
-_TRY_AGAIN_S = 10.0  # after there was no room
 _BLOCK = 4096  # bytes that a file of one byte takes on a disk
 _BLOCKS = "blocks"  # a file with one byte for each block of its folder: appends need no lock
 
@@ -108,8 +108,6 @@ class DiskCache:
     def __init__(self, folder: Path) -> None:
         self.stopped = ""
         self._folder = folder
-        self._full_until = 0.0
-        self._noted: dict[Path, float] = {}
 
     def read(self, name: str, fetch: Callable[[], bytes], limit: int) -> bytes:
         """The content `name` ("source/content"), else what `fetch` gives.
@@ -117,48 +115,36 @@ class DiskCache:
         That is kept if all of the folder then takes at most `limit` bytes.
         """
         path = self._folder / name
-        try:
-            data = self._find(path)
-        except OSError as error:
-            self._stop(error)
-            data = None
+        data = self._tried(lambda: _found(path))
         if data is not None:
             counts.add(cached_reads=1)
             return data
         data = fetch()
         if not self.stopped:
-            try:
-                self._keep(path, data, limit)
-            except FileNotFoundError:  # somebody has just removed the folder
-                pass
-            except (OSError, DataError) as error:
-                self._stop(error)
+            self._tried(lambda: self._keep(path, data, limit))
         return data
 
-    def _find(self, path: Path) -> bytes | None:
-        """What a file holds; None if it is not there, or not as it was written."""
-        self._note_use(path.parent)
+    def _tried(self, operation: Callable[[], T]) -> T | None:
+        """What it gives; None if there is no such file, or if the disk fails: that is said once."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                check, data = file.read(8), file.read()
-        except FileNotFoundError:
+            return operation()
+        except FileNotFoundError:  # somebody may remove all of it at any time
             return None
-        if xxhash.xxh3_64_digest(data) == check:
-            return data
-        path.unlink(missing_ok=True)
-        return None
-
-    def _note_use(self, source: Path) -> None:
-        now = time.time()
-        if now - self._noted.get(source, 0.0) >= _NOTE_EVERY_S:
-            self._noted[source] = now
-            with contextlib.suppress(OSError):  # not there yet, or on a disk that is read-only
-                os.utime(source, (now, now))
+        except (OSError, DataError) as error:
+            if not self.stopped:
+                self.stopped = getattr(error, "strerror", None) or str(error)
+                logging.getLogger("gpupool").warning(
+                    "nothing more is added to the cache in %s (%s); reading continues from the "
+                    "store. Make room there, or give ds.cached() another folder=.",
+                    self._folder,
+                    self.stopped,
+                )
+            return None
 
     def _keep(self, path: Path, data: bytes, limit: int) -> None:
         num_blocks = (8 + len(data)) // _BLOCK + 1
         # Another process may have written it while this one fetched.
-        if path.exists() or not self._has_room(num_blocks, limit):
+        if path.exists() or not self._has_room(num_blocks * (_BLOCK + 1), limit):
             return
         private_folder(path.parent)
         with open(path.parent / _BLOCKS, "ab", opener=_private) as blocks:
@@ -172,42 +158,36 @@ class DiskCache:
         finally:
             part.unlink(missing_ok=True)
 
-    def _has_room(self, num_blocks: int, limit: int) -> bool:
+    def _has_room(self, needed: int, limit: int) -> bool:
         """Whether there is room, after removing whole sources that nobody reads any more.
 
         Of a source in use nothing is removed. One that is larger than the limit, read in another
         order every epoch, would else push out what it needs next, write the disk all day and find
         nothing. The part that fits is kept instead, the rest is read from the store.
         """
-        now, needed = time.time(), num_blocks * (_BLOCK + 1)
-        # Looking for room lists the folder: not for every content that finds none.
-        if needed > limit or now < self._full_until:
-            return False
         sources = sorted(_sources(private_folder(self._folder)))
         left = limit - sum(num_bytes for _, num_bytes, _ in sources)
         free = _free(self._folder)
         for used_at, num_bytes, source in sources:
-            if needed <= min(left, free) or used_at > now - _IN_USE_S:
+            if needed <= min(left, free) or used_at > time.time() - _IN_USE_S or needed > limit:
                 break
             _remove(source)
             left, free = left + num_bytes, free + num_bytes
         if needed > free:
             raise OSError(errno.ENOSPC, "the disk has less room than is left to others")
-        if needed > left:
-            self._full_until = now + _TRY_AGAIN_S
         return needed <= left
 
-    def _stop(self, error: OSError | DataError) -> None:
-        if self.stopped:
-            return
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        self.stopped = reason or repr(error)
-        logging.getLogger("gpupool").warning(
-            "nothing more is added to the cache in %s (%s); reading continues from the store. "
-            "Make room there, or give ds.cached() another folder=.",
-            self._folder,
-            self.stopped,
-        )
+
+def _found(path: Path) -> bytes | None:
+    """What a file holds; None if that is not as it was written. Notes that its source is in use."""
+    with open(path, "rb", buffering=0) as file:
+        check, data = file.read(8), file.read()
+    with contextlib.suppress(OSError):  # a disk that is read-only
+        os.utime(path.parent)
+    if xxhash.xxh3_64_digest(data) == check:
+        return data
+    path.unlink(missing_ok=True)
+    return None
 
 
 @functools.cache

@@ -99,13 +99,13 @@ def trouble(error: BaseException) -> Trouble:
     return Trouble("other", said)
 
 
-def passes(error: BaseException, is_known: bool) -> tuple[str, float] | None:
+def _passes(error: Exception, is_known: bool, doing: str) -> tuple[str, float] | None:
     """Why, and for how many seconds, to try again after an error; None where that cannot help.
 
     `is_known`: the store has given something before.
     """
     found = trouble(error)
-    if found.kind == "expired" and is_known:
+    if found.kind == "expired" and is_known and doing != "listing":  # that somebody sits before
         return found.what, _RENEWAL_S
     if found.kind not in ("busy", "unreachable"):
         return None
@@ -135,9 +135,7 @@ def persisted(
             except DataError:
                 raise  # says it already
             except Exception as error:  # file systems raise whatever they like
-                passing = passes(error, address in _served)
-                if doing == "listing" and trouble(error).is_refusal:
-                    passing = None  # somebody sits there who can bring newer keys
+                passing = _passes(error, address in _served, doing)
                 if passing is None or not tries.again(*passing):
                     raise sentence(error, url, options, path, doing, tries) from None
             else:
@@ -166,41 +164,40 @@ def sentence(
     where = without_passwords(url)  # a key is refused for all files alike: all ranks say the same
     writes = doing in ("writing", "removing")
     kind = "read only" if found.kind == "denied" and writes else found.kind
-    if (
-        kind == "missing"
-        and url.startswith("s3")
-        and getattr(error, "errno", None)
-        and not found.what
-    ):
+    if writes and _errno(error) in _DISK:
+        kind = "disk"
+    elif kind == "missing" and url.startswith("s3") and not found.what and _errno(error):
         kind = "other"  # a file of this machine, as of a token: no object's fault
     if kind in _KEYS:
         about = name if found.kind == "denied" else where
         why = _KEYS[kind].format(found.what.split()[-1] if found.what else text)
         return CredentialsError(f"{about}: {why} {_advice(kind)}", kind, url=about)
-    if writes and isinstance(error, OSError) and error.errno in _DISK:
-        return DataError(f"{name} cannot be written: {_DISK[error.errno]}", "disk", url=name)
-    if kind == "missing" and writes:
-        what = "there is no such bucket or folder; make it, or correct it"
-        return DataError(f"{name}: {what}", "missing", url=name)
-    if kind == "missing" and path and "NoSuchBucket" not in found.what:
-        return MissingSampleError(f"{name} does not exist", name, "missing")
-    if kind == "missing":
+    if kind == "missing" and not writes:
+        if path and "NoSuchBucket" not in found.what:
+            return MissingSampleError(f"{name} does not exist", name, "missing")
         return DataNotFoundError(nothing_at(where), "missing", url=where)
     if kind == "changed" and path:
         return changed(name, "it is shorter now")
-    if kind == "busy":
+    if kind == "disk":
+        what = f"cannot be written: {_DISK[_errno(error)]}"
+    elif kind == "missing":
+        what = "there is no such bucket or folder; make it, or correct it"
+    elif kind == "busy":
         long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
         what = f"{doing} failed {long}, most recently with: {found.what}; try again later"
-        return DataError(f"{name}: {what}", "busy", url=name)
-    if kind == "unreachable":
+    elif kind == "unreachable":
         host = re.search(r"https?://[^/\"\s]+", without_secrets(str(error), options))
         what = (
             f"the store{f' at {host.group()}' if host else ''} does not answer; "
             "check the network and, for s3, AWS_ENDPOINT_URL"
         )
-        return DataError(f"{name}: {what}", "unreachable", url=name)
-    what = f"{type(error).__name__}: {text}" if text else f"{error!r}"
-    return DataError(f"{name}: {what}", "other", url=name)
+    else:
+        kind, what = "other", f"{type(error).__name__}: {text}" if text else f"{error!r}"
+    return DataError(f"{name}: {what}", kind, url=name)
+
+
+def _errno(error: Exception) -> int:
+    return getattr(error, "errno", None) or 0
 
 
 def _advice(kind: str) -> str:

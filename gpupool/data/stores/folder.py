@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,7 +20,15 @@ from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
 from gpupool.data.stores import faults, s3
-from gpupool.data.stores.interface import Content, FileInfo, FileRef, Listing, version_of
+from gpupool.data.stores.interface import (
+    Content,
+    FileInfo,
+    FileRef,
+    Listing,
+    OnProgress,
+    listing,
+    version_of,
+)
 from gpupool.data.stores.local import find_local
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.waiting import interruptible
@@ -68,29 +76,32 @@ class Folder:
         """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         return faults.shown_name(self.url, path)
 
-    def list_files(self, on_progress: Callable[[int], object] = lambda _: None) -> Listing:
+    def list_files(self, on_progress: OnProgress = lambda _: None) -> Listing:
         """All files below this folder, at any depth.
 
         `on_progress` is called now and then, in any thread, with how many there are so far.
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
         """
 
+        done: dict[str, s3.Found] = {}
+
         def quick(store: Any, prefix: str) -> Listing | None:
-            files, folders = s3.find(store, prefix, on_progress)
-            return _listing(files, folders) if files else None
+            files, folders = s3.find(store, prefix, on_progress, done)
+            return listing(files, folders) if files else None
 
         def list_all(filesystem: Any, root: str) -> Listing:
             from fsspec.implementations.local import LocalFileSystem
 
             filesystem.invalidate_cache()
             if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-                return _listing(*find_local(root))
+                return listing(*find_local(root))
             return self._list_all(filesystem, root)
 
         found = self.do(list_all, "", "listing", quick)
         if not found.files:
             name = self.shown_url
             raise DataNotFoundError(faults.nothing_at(name), "missing", url=name)
+        on_progress(len(found.files))
         note_use(self.url)
         return found
 
@@ -208,7 +219,7 @@ class Folder:
             elif not is_folder and len(found) == 1:  # http has the page itself in it
                 what = f"{self.shown_url} is a file; give the folder that holds it"
                 raise DataError(what, "file", url=self.shown_url)
-        return _listing(files, folders)
+        return listing(files, folders)
 
     def _check(self, file: FileRef, content: Content, start: int, length: int | None) -> None:
         """Raise SampleError if the file is empty, or another one than was listed.
@@ -242,18 +253,3 @@ def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
     if len(data) > length:
         data = data[start : start + length]  # some HTTP servers know no ranges
     return Content(data, None, "")
-
-
-def _listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
-    """A listing of what was found, at any depth, with the hidden left out.
-
-    `folders` are sub-folders that may hold no file; the others follow from the files.
-    """
-    seen = [file for file in files if not _is_hidden(file.path)]
-    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
-    names |= {name for name in folders if not _is_hidden(name)}
-    return Listing(sorted(seen), sorted(names))
-
-
-def _is_hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import xxhash
+
+OnProgress = Callable[[int], object]  # gets the number of files found so far
 
 
 def version_of(etag: str) -> int:
@@ -78,3 +81,18 @@ class Source(Protocol):
         Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
         DataError when the store keeps failing.
         """
+
+
+def listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
+    """A listing of what was found, at any depth, with the hidden left out.
+
+    `folders` are sub-folders that may hold no file; the others follow from the files.
+    """
+    seen = [file for file in files if not _is_hidden(file.path)]
+    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
+    names |= {name for name in folders if not _is_hidden(name)}
+    return Listing(sorted(seen), sorted(names))
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path

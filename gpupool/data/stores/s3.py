@@ -11,17 +11,16 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpupool.data.stores import faults
-from gpupool.data.stores.interface import Content, FileInfo
-from gpupool.data.stores.retry import counts
+from gpupool.data.stores.interface import Content, FileInfo, OnProgress
 
-T = TypeVar("T")
 Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
+Found = tuple[list[Entry], list[str]]  # below a prefix, and the prefixes below it that are to come
 # Changing one of them changes which keys and which server s3fs would find.
 _VARIABLES = re.findall(
     rb"\w+",
@@ -219,26 +218,36 @@ def get(store: Any, key: str, start: int, length: int | None) -> Content:
 
 
 def find(
-    store: Any, prefix: str, on_progress: Callable[[int], object], page: int = _PAGE
+    store: Any,
+    prefix: str,
+    on_progress: OnProgress,
+    done: dict[str, Found],
+    page: int = _PAGE,
 ) -> tuple[list[FileInfo], list[str]]:
     """All objects below a prefix ("" or one that ends in "/"), in no order, and empty folders.
 
     Keys come by pages of 1,000, each of which takes the store tens of milliseconds. Where the first
-    page shows that there are folders, these are listed at the same time.
+    page shows that there are folders, these are listed at the same time. `done` keeps what was
+    found: another try, after an error, asks for the rest.
     """
     from fsspec.asyn import get_loop, sync
 
-    entries: list[Entry] = []
-    gate = asyncio.Semaphore(_AT_ONCE)
+    gate, num_found = asyncio.Semaphore(_AT_ONCE), 0
 
     async def list_all(prefix: str) -> None:
+        nonlocal num_found
         async with gate:
-            found, below = await _persisted(lambda: _list_below(store, prefix, page))
-        entries.extend(found)
-        on_progress(len(entries))
-        await asyncio.gather(*map(list_all, below))
+            if prefix not in done:
+                done[prefix] = await _list_below(store, prefix, page)
+        num_found += len(done[prefix][0])
+        on_progress(num_found)
+        below = map(list_all, done[prefix][1])
+        for failed in await asyncio.gather(*below, return_exceptions=True):
+            if failed is not None:
+                raise failed
 
     sync(get_loop(), list_all, prefix)
+    entries = [entry for found, _ in done.values() for entry in found]
     marks = _folder_marks(store, [entry["path"] for entry in entries if not entry["size"]])
     skip = len(prefix)
     files = [
@@ -249,27 +258,12 @@ def find(
     return files, [path[skip:].split("/")[0] for path in marks if len(path) > skip]
 
 
-async def _persisted(operation: Callable[[], Awaitable[T]]) -> T:
-    """One page that fails must not cost all the others."""
-    for wait_s in (0.1, 0.5, 2.0):
-        try:
-            return await operation()
-        except Exception as error:
-            found = faults.trouble(error)
-            if found.kind != "busy":
-                raise
-            counts.add(retries=1, reason=found.what)
-            await asyncio.sleep(wait_s)
-    return await operation()
-
-
-async def _list_below(store: Any, prefix: str, page: int) -> tuple[list[Entry], list[str]]:
+async def _list_below(store: Any, prefix: str, page: int) -> Found:
     """What lies below a prefix, and the prefixes below it that are still to be listed."""
     entries: list[Entry] = []
     async for more in store.list(prefix or None, chunk_size=page):
         entries += more
-        has_folders = any("/" in entry["path"][len(prefix) :] for entry in more)
-        if len(entries) == page and has_folders:
+        if len(entries) == page and any("/" in entry["path"][len(prefix) :] for entry in more):
             below = await store.list_with_delimiter_async(prefix or None)
             deeper = [f"{one.rstrip('/')}/" for one in below["common_prefixes"]]
             return list(below["objects"]), deeper

@@ -55,7 +55,7 @@ def test_every_object_is_listed_once_sorted_however_large_a_page(
     os.environ.update(s3.env)
     numbers: list[int] = []
     store, root = Folder(f"{bucket}/{prefix}")._store()
-    files, _ = quick.find(store, root, numbers.append, page)
+    files, _ = quick.find(store, root, numbers.append, {}, page)
     found = Folder(f"{bucket}/{prefix}").list_files()
     assert sorted(file for file in files if ".hidden" not in file.path) == found.files
     below = f"{prefix}/" if prefix else ""
