@@ -6,10 +6,7 @@ reads them. Importing this loads no torch; reading an image does.
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from os.path import splitext
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +17,9 @@ from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
 from gpupool.data.datastores.table import Files
+from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, Listing
-
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
-# Pictures by their names, which may be of formats that no library here decodes.
-_OTHER_EXTENSIONS = {
-    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
-    *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
-}
 
 
 class ImageDatastore(Datastore[Files]):
@@ -90,24 +81,6 @@ def list_folder(folder: Folder) -> Listing:
         listing = folder.list_files(bar.update)
         bar.update(len(listing.files))
     return listing
-
-
-def warn_left_out(paths: Iterable[str], endings: Collection[str], advice: str) -> None:
-    """Say how many of `paths`, which nobody takes, look by their endings as if they were meant."""
-    found = Counter(ending for path in paths if (ending := splitext(path)[1].lower()) in endings)
-    if found:
-        shown = ", ".join(f"{ending} {number:,}" for ending, number in sorted(found.items()))
-        warnings.warn(
-            f"files are left out: {found.total():,} ({shown}); {advice}",
-            stacklevel=4,  # the line that makes the datastore
-        )
-
-
-def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
-    """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
-    if tuple(extensions) == IMAGE_EXTENSIONS:
-        advice = 'take them too with extensions=(".jpg", ...), or convert them'
-        warn_left_out(paths, _OTHER_EXTENSIONS, advice)
 
 
 def _images(

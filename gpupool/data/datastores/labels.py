@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.terminal import plain, without_controls
+from gpupool.data.datastores.told import warn
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
 UrlOf = Callable[[int], str]
@@ -119,11 +119,10 @@ def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str 
     two = () if is_clear else _two_readings(name)
     if two:
         said = (f"{url_of(first[folder])} is of the class {name[folder]!r}" for folder in two)
-        warnings.warn(
+        warn(
             f"The folders can be read in several ways; here {' and '.join(said)}: the folder that "
             f"an image lies in names its class. If another one is meant, pass {_FUNCTION}; if "
-            "not, classes=.",
-            stacklevel=4,  # the line that makes the datastore
+            "not, classes=."
         )
     # A file at the top has the name of the datastore itself, or of its tar, as its folder.
     return [

@@ -22,15 +22,11 @@ import numpy as np
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.images import (
-    IMAGE_EXTENSIONS,
-    list_folder,
-    warn_left_out,
-    warn_of_pictures,
-)
+from gpupool.data.datastores.images import list_folder
 from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
 from gpupool.data.datastores.table import Files, Texts
 from gpupool.data.datastores.tar_index import Member, Tar, list_members
+from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_left_out, warn_of_pictures
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 

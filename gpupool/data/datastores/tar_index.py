@@ -9,7 +9,6 @@ import io
 import json
 import os
 import tarfile
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
 from gpupool.data.cache.cache import Cached
 from gpupool.data.cache.cache_folder import cache_folder
+from gpupool.data.datastores.told import warn
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import reading_threads
 
@@ -78,7 +78,7 @@ def list_members(
         index = Cached(index, _KEPT_GIB, str(cache_folder("tars")))
         index.open()
     except DataError as error:
-        warnings.warn(f"the index of the tars is not kept: {error}", stacklevel=3)
+        warn(f"the index of the tars is not kept: {error}")
         index = _Index(source, suffix)
     with reading_threads(_AT_ONCE, "gpupool-index") as pool:
         for done, packed in enumerate(pool.map(index.read, tars), start=1):

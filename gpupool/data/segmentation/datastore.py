@@ -16,9 +16,9 @@ from gpupool.core.errors import DataNotFoundError, OptionsError, SampleError
 from gpupool.core.progress import OnProgress
 from gpupool.data.datastores import splits
 from gpupool.data.datastores.base import Datastore, Sample
-from gpupool.data.datastores.images import IMAGE_EXTENSIONS
 from gpupool.data.datastores.preview import Preview, make_preview
 from gpupool.data.datastores.table import Files
+from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.reading.samples import Draw
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from gpupool.data.segmentation.pairs import FilePairs, Match, matched
@@ -215,7 +215,9 @@ def _height_and_width(size: object) -> tuple[int, int]:
 
 def _files(folder: Folder, extensions: Sequence[str], what: str) -> list[FileInfo]:
     endings = tuple(extension.lower() for extension in extensions)
-    files = [file for file in folder.list_files().files if file.path.lower().endswith(endings)]
+    listed = folder.list_files().files
+    warn_of_pictures((file.path for file in listed), extensions)
+    files = [file for file in listed if file.path.lower().endswith(endings)]
     if not files:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from gpupool.core.errors import DataError, MissingSampleError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.datastores.tar import TarDatastore
+from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.stores.folder import Folder
 from tests.data.datastores.test_tar import shard
 from tests.data.pictures import image_file
@@ -27,13 +30,23 @@ def put(root: Path, *names: str) -> Path:
     return root
 
 
-def told(root: Path, **options: Any) -> tuple[ImageDatastore, str]:
-    """The datastore of a folder, and what is said when it is made: one warning, or none."""
+@contextmanager
+def said() -> Iterator[list[str]]:
+    """The warnings of the block, which lie in this file."""
+    texts = list[str]()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
+        yield texts
+    assert {warning.filename for warning in found} <= {__file__}
+    texts += [str(warning.message) for warning in found]
+
+
+def told(root: Path, **options: Any) -> tuple[ImageDatastore, str]:
+    """The datastore of a folder, and what is said when it is made: one warning, or none."""
+    with said() as found:
         ds = ImageDatastore(str(root), **options)
-    assert [warning.filename for warning in found] in ([], [__file__])
-    return ds, "".join(str(warning.message) for warning in found)
+    assert len(found) < 2
+    return ds, "".join(found)
 
 
 def test_links_to_folders_are_entered_and_circles_end(tmp_path: Path) -> None:
@@ -138,12 +151,17 @@ def test_tars_say_what_they_leave_out(tmp_path: Path) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     (tmp_path / "0.tar").write_bytes(shard(0, 2, bmp=b"x"))
     (tmp_path / "1.tar.gz").write_bytes(b"x")
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
+    with said() as found:
         TarDatastore(str(tmp_path))
-    assert [warning.filename for warning in found] == [__file__] * 2
-    assert ".gz 1" in str(found[0].message)
-    assert ".bmp 2" in str(found[1].message)
+    assert ".gz 1" in found[0]
+    assert ".bmp 2" in found[1]
+
+
+def test_images_beside_masks_are_counted_too(tmp_path: Path) -> None:
+    put(tmp_path, "images/1.png", "images/2.bmp", "masks/1.png")
+    with said() as found:
+        SegmentationDatastore(str(tmp_path / "images"), str(tmp_path / "masks"))
+    assert [".bmp 1" in text for text in found] == [True]
 
 
 def test_a_name_that_is_no_text_comes_back_as_it_was(tmp_path: Path) -> None:
