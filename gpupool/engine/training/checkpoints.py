@@ -303,10 +303,11 @@ def _restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> 
             f"resume: {url} is of another network or optimizer ({_first_problem(error)}); give "
             "those it was made with, or start from scratch without resume."
         ) from None
+    scaler, averaged = state["scaler"], state["ema"]
     if run.scaler is not None:
-        run.scaler.load_state_dict(state["scaler"])
+        run.scaler.load_state_dict(scaler)
     if run.ema is not None:
-        state_dicts.load(run.ema, state["ema"])
+        state_dicts.load(run.ema, averaged)
     run.early_stopping.load_state_dict(state["judge"])
     run.input_shape = NetworkInfo.of_plain(state["network"]).input_shape
     # What the data ask for now holds; what was measured is not measured again.
