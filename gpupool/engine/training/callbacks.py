@@ -79,7 +79,11 @@ class Callbacks:
                 wish = callback(info)
             except Exception as error:
                 name = getattr(callback, "__qualname__", type(callback).__name__)
-                error.add_note(f"in the callback {name}, at {event!r} after step {info.step}")
+                error.add_note(
+                    f"in the callback {name}, at {event!r} after step {info.step}, on rank "
+                    f"{info.rank}: callbacks run on ranks, where what the notebook has set up is "
+                    'not; do that when info.event is "start"'
+                )
                 raise
             self.wants_stop |= wish is True
         if event == "step":
