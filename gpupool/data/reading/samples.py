@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import threading
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from gpupool.core.errors import SampleError
+from gpupool.data.stores.threads import reading_threads
 
 NUM_FETCH_THREADS = 64
 
@@ -97,12 +98,18 @@ def read_samples(
     places = [int(index) for index in indices]
     if len(places) < 2:
         return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
-    from gpupool.data.reading.threads import Threads
+    import torch
 
-    with closing(Threads(dataset, len(places))) as threads:
-        threads.start()
-        answers = [threads.read(place, draw) for place in places]
-        return [threads.result(answer) for answer in answers]
+    # Many threads wait for the store, but no more decode than there are cores.
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def read(place: int) -> tuple[Any, Any]:
+        fetched = dataset.fetch(place)
+        with permits:
+            return dataset.decode(place, fetched, draw)
+
+    with reading_threads(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch") as pool:
+        return list(pool.map(read, places))
 
 
 def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:
