@@ -24,9 +24,8 @@ from gpupool.data.datastores.labels import check_names
 from gpupool.data.datastores.preview import Preview, make_preview
 from gpupool.data.datastores.splits import split
 from gpupool.data.datastores.table import ItemsT, Packed
-from gpupool.data.reading.at_once import read_samples
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, apply_transform
+from gpupool.data.reading.samples import Draw, apply_transform, read_samples
 from gpupool.data.reading.shards import epoch_order
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import OnProgress, progress_to
-from gpupool.data.reading.at_once import read_samples
-from gpupool.data.reading.samples import Samples
+from gpupool.data.reading.samples import Samples, read_samples
 
 _CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
 _SHOWN = 50

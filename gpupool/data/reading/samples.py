@@ -6,18 +6,20 @@ overlap. Runs anywhere; no torch at import.
         def fetch(self, index): ...           # waits for the network
         def decode(self, index, fetched, draw): ...   # computes
 
-    samples = read_samples(photos, [3, 1, 4])  # at_once.py
+    samples = read_samples(photos, [3, 1, 4])
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from gpupool.core.errors import SampleError
+from gpupool.data.stores.threads import reading_threads
 
 NUM_FETCH_THREADS = 64
 
@@ -83,6 +85,31 @@ class Samples(Protocol):
         `draw` keys the random numbers of augmentation; None: drawn from torch's own generator.
         Raises SampleError if the sample is damaged.
         """
+
+
+def read_samples(
+    dataset: Samples, indices: Iterable[int], draw: Draw | None = None
+) -> list[tuple[Any, Any]]:
+    """The samples at `indices`, in order: fetched many at once, decoded by as many threads as this
+    process has cores.
+
+    Raises what the first failing sample raised.
+    """
+    places = [int(index) for index in indices]
+    if len(places) < 2:
+        return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
+    import torch
+
+    # Many threads wait for the store, but no more decode than there are cores.
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def read(place: int) -> tuple[Any, Any]:
+        fetched = dataset.fetch(place)
+        with permits:
+            return dataset.decode(place, fetched, draw)
+
+    with reading_threads(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch") as pool:
+        return list(pool.map(read, places))
 
 
 def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:

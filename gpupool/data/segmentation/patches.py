@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.reading.at_once import read_samples
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, read_samples
 from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
 
 if TYPE_CHECKING:

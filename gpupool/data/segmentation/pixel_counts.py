@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.datastores.table import Files
-from gpupool.data.reading.at_once import read_samples
-from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.samples import Draw, read_samples
 from gpupool.data.segmentation.masks import NO_CLASS, NUM_IDS, MaskClasses, decode_mask
 
 _CHUNK = 512  # masks read at once: bounds what an interrupt has to cancel

@@ -220,7 +220,7 @@ import signal, sys, threading, time
 import numpy as np
 import torch
 from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.at_once import read_samples
+from gpupool.data.reading.samples import read_samples
 from tests.data.reading.points import Points
 
 def threads():
