@@ -72,6 +72,10 @@ class Folder:
         """The URL as it may be printed: without the password or signature it may hold."""
         return without_passwords(self.url)
 
+    @property
+    def _is_s3(self) -> bool:
+        return self.url.startswith(("s3://", "s3a://"))
+
     def name(self, path: str) -> str:
         """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         return faults.shown_name(self.url, path)
@@ -159,9 +163,11 @@ class Folder:
                     counts.add(retries=1, reason=what)
             return self._call(operation)
 
-        return interruptible(
-            lambda: faults.persisted(once, self.url, self.storage_options, path, doing)
-        )
+        def ask() -> T:
+            return faults.persisted(once, self.url, self.storage_options, path, doing)
+
+        # fsspec can be interrupted, obstore cannot
+        return interruptible(ask) if quick is not None and self._is_s3 else ask()
 
     def _store(self) -> tuple[Any, str]:
         """obstore's store, or None, and the prefix of this folder in it."""
@@ -195,7 +201,7 @@ class Folder:
         import fsspec
 
         options = dict(self.storage_options)
-        counts_tries = self._counts_tries and self.url.startswith(("s3://", "s3a://"))
+        counts_tries = self._counts_tries and self._is_s3
         if counts_tries:
             config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
             options["config_kwargs"] = config | dict(options.get("config_kwargs") or {})
