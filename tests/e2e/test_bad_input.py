@@ -86,7 +86,7 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
         ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),
         ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
-        ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be above 0."),
+        ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be above 0"),
     ],
 )
 def test_bad_data_or_a_bad_network_is_refused_in_the_notebook(

@@ -6,7 +6,6 @@ forks them and lives as long as they shall: with it, or with the rank, the kerne
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import pickle
@@ -16,11 +15,11 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
-from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -39,6 +38,7 @@ from gpupool.data.stores.threads import start_threads
 
 _OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
+_NO_PLACE = -1  # in a line: then its number counts, not that of an instruction
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
 _Task = tuple[Indices, Draw | None, bool]
@@ -65,8 +65,8 @@ class Workers:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
         self._tasks[:] = [(indices, reading.draw, reading.skip) for indices in batches]
         for batch in self._answers():
-            if isinstance(batch, BaseException):
-                raise batch
+            if isinstance(batch, _Raised):
+                raise batch.error()
             if batch is not None and reading.pin:
                 inputs, targets = pinned((batch.inputs, batch.targets))
                 batch = batch._replace(inputs=inputs, targets=targets)
@@ -179,14 +179,56 @@ def _pickled(batch: Any) -> bytes:
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """It comes from a text that begins with the first line which is not ours."""
-    lines = error.__traceback__
-    while lines and lines.tb_frame.f_code.co_filename.startswith(_OURS):
-        lines = lines.tb_next
-    with contextlib.suppress(Exception):  # its class may want arguments of its own
-        sent = bytes(cloudpickle.dumps(ExceptionWithTraceback(error, lines)))
+    try:
+        sent = bytes(cloudpickle.dumps(error))
         pickle.loads(sent)  # nosec B301 # made just now
-        return sent
-    words = "".join(traceback.format_exception_only(error)).strip()
-    told = ExceptionWithTraceback(DataError(words, "worker"), lines)
-    return bytes(cloudpickle.dumps(told))
+    except Exception:  # its class may want arguments of its own
+        words = "".join(traceback.format_exception_only(error)).strip()
+        sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
+    return pickle.dumps(_Raised(sent, _frames(error)))
+
+
+class _Frame(NamedTuple):
+    """A frame of a traceback, with the line that was reached."""
+
+    path: str
+    name: str
+    qualname: str
+    line: int
+    module: str
+
+
+class _Raised(NamedTuple):
+    """An error, pickled, and where it was raised: from the first frame on that is not ours."""
+
+    pickled: bytes
+    frames: list[_Frame]
+
+    def error(self) -> BaseException:
+        """It, as if it had been raised here."""
+        error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
+        found: TracebackType | None = None
+        for frame in reversed(self.frames):
+            found = TracebackType(found, _made(frame), _NO_PLACE, frame.line)
+        return error.with_traceback(found)
+
+
+def _frames(error: BaseException) -> list[_Frame]:
+    found: list[_Frame] = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if found or not code.co_filename.startswith(_OURS):
+            module = frame.f_globals.get("__name__", "")
+            one = _Frame(code.co_filename, code.co_name, code.co_qualname, line, module)
+            found.append(one)
+    return found
+
+
+def _made(of: _Frame) -> FrameType:
+    """A frame of this file, function and module, which tracebacks show as the one that was."""
+    code = compile("import sys\nframe = sys._getframe()", of.path, "exec")
+    names: dict[str, Any] = {"__name__": of.module}
+    named = code.replace(co_name=of.name, co_qualname=of.qualname)
+    exec(named, names)  # noqa: S102 - our own line # nosec B102 # our own line
+    frame: FrameType = names.pop("frame")
+    return frame
