@@ -38,7 +38,6 @@ from gpupool.data.stores.threads import start_threads
 
 _OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
-_NO_PLACE = -1  # in a line: then its number counts, not that of an instruction
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
 _Task = tuple[Indices, Draw | None, bool]
@@ -209,7 +208,8 @@ class _Raised(NamedTuple):
         error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
         found: TracebackType | None = None
         for frame in reversed(self.frames):
-            found = TracebackType(found, _made(frame), _NO_PLACE, frame.line)
+            made = _made(frame)
+            found = TracebackType(found, made, made.f_lasti, frame.line)
         return error.with_traceback(found)
 
 
@@ -225,10 +225,16 @@ def _frames(error: BaseException) -> list[_Frame]:
 
 
 def _made(of: _Frame) -> FrameType:
-    """A frame of this file, function and module, which tracebacks show as the one that was."""
+    """A frame of this file, function, line and module, as tracebacks show the one that was."""
     code = compile("import sys\nframe = sys._getframe()", of.path, "exec")
+    num_left, table = len(code.co_code) // 2, b""
+    while num_left > 0:  # all in this line, without a column
+        table += bytes([0x80 | 13 << 3 | min(num_left, 8) - 1, 0])
+        num_left -= 8
+    named = code.replace(
+        co_name=of.name, co_qualname=of.qualname, co_firstlineno=of.line, co_linetable=table
+    )
     names: dict[str, Any] = {"__name__": of.module}
-    named = code.replace(co_name=of.name, co_qualname=of.qualname)
     exec(named, names)  # noqa: S102 - our own line # nosec B102 # our own line
     frame: FrameType = names.pop("frame")
     return frame

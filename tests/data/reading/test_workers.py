@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_bad_sample_an_error_and_a_killed_worker_are_told() -> None:
     assert (bad.value.kind, bad.value.url) == ("damaged", "3")
     with pytest.raises(ValueError, match="sample 58") as caught:
         read(Bad(), 2, batches=[np.array([58])])
-    shown = str(caught.value.__cause__)
+    shown = "".join(traceback.format_exception(caught.value))
     assert "return self.inner(index)" in shown
     assert "in inner" in shown
     assert "rows.py" not in shown
