@@ -67,14 +67,17 @@ class Slow(fsspec.AbstractFileSystem):
         with open({!r} + str(rank), "a") as file:
             file.write("x")
         time.sleep(1)
+
+fsspec.register_implementation("slow", Slow)
 """
+FORGET = "import sys; sys.modules['fsspec.registry']._registry.pop('slow')"
 
 
 def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
     pool2.run(SLOW.format(f"{tmp_path}/"))
     os.environ["GPUPOOL_PLAIN"] = "plain"
     pool2.propagate_env("GPUPOOL_PLAIN")  # a rank that has not answered is asked again meanwhile
-    pool2.run("del Slow; import gc; gc.collect()")
+    pool2.run(FORGET)
     pool2.propagate_env("GPUPOOL_PLAIN", unset=True)
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
 
