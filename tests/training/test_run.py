@@ -52,6 +52,27 @@ class FailsAt(Dataset[Any]):
         return self.samples[index]
 
 
+class Deadly(FailsAt):
+    """Samples of which one ends the process that reads it."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.index:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.samples[index]
+
+
+def test_a_rank_that_dies_at_one_place_again_ends_the_training(
+    pools: Pools, tmp_path: Path
+) -> None:
+    options = TrainingOptions(
+        checkpoint=str(tmp_path), on_failure="resume", epochs=1, batch_size=4, workers=0
+    )
+    run = TrainingRun(pools[1], network(), Deadly(9), "cross_entropy", options, None)
+    with raises(SpmdError, ename="EngineDiedError"):
+        run.result()
+    assert len(run.history.restarts) == 1
+
+
 def test_the_result_is_a_new_module_on_the_cpu(pools: Pools) -> None:
     model = network()
     before = weights(model).clone()
