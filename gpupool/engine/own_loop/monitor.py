@@ -7,9 +7,8 @@
             if monitor.stop:       # true on all ranks after the same step
                 break
 
-Values stay on the device and are summed over the ranks a block of records at a time; the wish to
-stop travels in the same all-reduce, and so does the first rank's opinion on how many records the
-next block should have.
+Values stay on the device and are summed over the ranks a block of records at a time (`Sums`); the
+wish to stop travels in the same all-reduce.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,6 +29,7 @@ from gpupool.core.monitor_lines import MonitorLines
 from gpupool.core.wire.events import MonitorEvent, Row
 from gpupool.engine import control
 from gpupool.engine.group.forming import World
+from gpupool.engine.group.sums import Sums
 from gpupool.engine.output.emit import emit
 from gpupool.engine.own_loop.sharding import world_of
 
@@ -39,14 +37,6 @@ REPORT_EVERY_S = 0.5
 MAX_BLOCK = 1000  # records between two reports at most
 
 _numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    step: int
-    elapsed_s: float
-    weight: float | Tensor
-    values: Mapping[str, float | Tensor]
 
 
 class Monitor:
@@ -68,9 +58,9 @@ class Monitor:
         self._groups: dict[str, list[str]] = {}
         self._info: dict[str, str] = {}
         self._number = next(_numbers)
-        self._began = self._reported_at = clock()
-        self._records: list[_Record] = []
-        self._block = report_every or 1  # records until the next report
+        self._began = clock()
+        self._sums = Sums(world, REPORT_EVERY_S, MAX_BLOCK, clock)
+        self._records: list[Row] = []  # since the last report, without their means
         self._wish = self._stopped = self._heeds_stop = self._closed = False
 
     @property
@@ -96,10 +86,11 @@ class Monitor:
         self._require_known(values)
         # Detached: the graph of each step would stay alive until the report.
         kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-        self._records.append(_Record(step, self._clock() - self._began, weight, kept))
-        # Both are the same on all ranks, so all report after the same record.
-        if len(self._records) >= self._block or step == self._num_steps or self._is_late():
-            self._report()
+        self._sums.add([(kept[k], weight) if k in kept else (0.0, 0.0) for k in self._metrics])
+        self._records.append((step, self._clock() - self._began, {}))
+        # All are the same on all ranks, so all report after the same record.
+        if self._is_full or step == self._num_steps:
+            self._report("running")
 
     def request_stop(self) -> None:
         """Wish to stop, on any rank: `stop` becomes true on all, after the next report."""
@@ -123,8 +114,7 @@ class Monitor:
         if self._closed:
             return
         self._closed = True
-        rows = self._summed() if self._records else []
-        self._send("stopped" if self._stopped else "finished", rows)
+        self._report("finished")
 
     def __enter__(self) -> Self:
         return self
@@ -148,43 +138,26 @@ class Monitor:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        rows = self._summed()
-        self._send("stopping" if self._stopped else "running", rows)
+    @property
+    def _is_full(self) -> bool:
+        if self._report_every is None:
+            return self._sums.is_full
+        return len(self._records) >= self._report_every
 
-    def _summed(self) -> list[Row]:
-        """The records since the last report with their means over the ranks; agrees on the stop."""
+    def _report(self, status: str) -> None:
+        """Send the records since the last report, with their means; all ranks learn of a stop."""
         records, self._records = self._records, []
-        sums, counts = _weighed(records, self._metrics, self._world.device)
-        wish = float(self._wish or control.stop_requested())
-        block = self._next_block(len(records))
-        # One all-reduce for everything: the sums, the wish to stop, and the first rank's block.
-        tail = torch.tensor([wish, block], dtype=torch.float64, device="cpu")
-        numbers = torch.cat([sums.flatten(), counts.flatten(), tail.to(sums.device)])
-        *flat, wishes, block = self._world.sum(numbers).tolist()
-        self._stopped |= wishes > 0
-        self._block, self._reported_at = int(block), self._clock()
-        half, width = len(flat) // 2, len(self._metrics)
-        means = [s / c if c else None for s, c in zip(flat[:half], flat[half:], strict=True)]
-        return [
-            (one.step, one.elapsed_s, _present(self._metrics, means[n * width : (n + 1) * width]))
-            for n, one in enumerate(records)
-        ]
-
-    def _is_late(self) -> bool:
-        """Whether steps have become slow meanwhile: only a rank that is alone may ask its clock."""
-        is_alone = self._world.size == 1 and self._report_every is None
-        return is_alone and self._clock() - self._reported_at >= REPORT_EVERY_S
-
-    def _next_block(self, num_records: int) -> int:
-        """How many records the next block has: the first rank says, for the others 0 is added."""
-        # Clocks of ranks differ, and all have to report after the same record.
-        if self._world.rank != 0:
-            return 0
-        if self._report_every is not None:
-            return self._report_every
-        record_s = (self._clock() - self._reported_at) / num_records
-        return max(1, min(MAX_BLOCK, round(REPORT_EVERY_S / max(record_s, 1e-9))))
+        rows: list[Row] = []
+        if records:
+            sums, (wishes,) = self._sums.flush(float(self._wish or control.stop_requested()))
+            self._stopped |= wishes > 0
+            for (step, elapsed_s, _), row in zip(records, sums, strict=True):
+                pairs = zip(self._metrics, row, strict=True)
+                means = {name: total / weight for name, (total, weight) in pairs if weight}
+                rows.append((step, elapsed_s, means))
+        if self._stopped:
+            status = "stopping" if status == "running" else "stopped"
+        self._send(status, rows)
 
     def _send(self, status: str, rows: list[Row]) -> None:
         if self._world.rank != 0:
@@ -268,38 +241,3 @@ def _is_engine() -> bool:
     from IPython.core.getipython import get_ipython
 
     return get_ipython() is not None
-
-
-def _weighed(
-    records: Sequence[_Record], metrics: Sequence[str], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """(value * weight, weight) of each record and metric, float64 of shape (records, metrics).
-
-    Both are 0 where there is no value, or where it counts nothing.
-    """
-    flat = [one.values.get(name, 0.0) for one in records for name in metrics]
-    # A table with holes as 0: so any number of metrics is two tensors and no loop on the device.
-    values = _on_device(flat, device).view(len(records), len(metrics))
-    weights = _on_device([one.weight for one in records], device).unsqueeze(1)
-    has = [[name in one.values for name in metrics] for one in records]
-    present = torch.tensor(has, device="cpu")  # a cell may set another default
-    counts = weights * present.to(device, torch.float64)
-    # 0 times NaN is NaN: where nothing is counted, the value does not matter
-    return torch.where(counts > 0, values * counts, 0.0), counts
-
-
-def _on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tensor:
-    """Numbers as one float64 tensor; those that are on the device are not read."""
-    is_tensor = [isinstance(one, Tensor) for one in numbers]
-    plain = [0.0 if isinstance(one, Tensor) else float(one) for one in numbers]
-    made = torch.tensor(plain, dtype=torch.float64, device="cpu").to(device)
-    # Those on the device stay there; all numbers of Python cross in one copy.
-    tensors = [one.reshape(()) for one in numbers if isinstance(one, Tensor)]
-    if tensors:
-        where = torch.tensor(is_tensor, device="cpu").nonzero().flatten().to(device)
-        made[where] = torch.stack([one.to(device, torch.float64) for one in tensors])
-    return made
-
-
-def _present(metrics: Sequence[str], means: Sequence[float | None]) -> dict[str, float]:
-    return {name: mean for name, mean in zip(metrics, means, strict=True) if mean is not None}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from gpupool.core.wire.events import Event, RankEvent
+from gpupool.data import device as devices
+from gpupool.data.device import Mark
 from gpupool.engine.probe.device_stats import Sampler, make_probe
-from gpupool.engine.probe.step_clock import Lap, StepClock, phase_ms
 
 REPORT_EVERY_S = 1.0
 MEASURE_EVERY_S = 0.05  # of short steps only some are measured, so that they cost nothing
@@ -39,6 +41,24 @@ class StepSeconds(NamedTuple):
     step_s: float
 
 
+class _Lap(NamedTuple):
+    """The end of a phase of a step, on the host's clock and on the stream; None on the CPU."""
+
+    phase: str
+    at_s: float
+    mark: Mark | None
+
+    def has_happened(self) -> bool:
+        """Whether the GPU has come so far; on the CPU it always has."""
+        return self.mark is None or self.mark.query()
+
+    def seconds_since(self, start: _Lap) -> float:
+        """How long it took; both must have happened."""
+        if self.mark is None or start.mark is None:
+            return self.at_s - start.at_s
+        return start.mark.elapsed_time(self.mark) / 1000
+
+
 class WorkTimer:
     """Measures a rank's own work in its steps, without what it waits for the others.
 
@@ -51,6 +71,9 @@ class WorkTimer:
         timer.end_work()
         timer.end_step()                # after what the ranks report to each other
 
+    On a GPU the ends of phases are CUDA events, which are read when they have happened: no step
+    waits for them.
+
     Args:
         device: where the network computes; without one nothing is measured.
         seconds: the clock of the host.
@@ -60,22 +83,21 @@ class WorkTimer:
         self, device: torch.device | None, seconds: Callable[[], float] = time.perf_counter
     ) -> None:
         self._seconds = seconds
-        self._clock = StepClock(device, seconds) if device is not None else None
-        self._laps: list[Lap] | None = None  # of the present step, if it is measured
+        self._device = devices.of(device) if device is not None else None
+        self._laps: list[_Lap] | None = None  # of the present step, if it is measured
         self._is_waiting = False
         self._measured_at = -MEASURE_EVERY_S
-        self._finished: deque[list[Lap]] = deque(maxlen=_MAX_PENDING)
+        self._finished: deque[list[_Lap]] = deque(maxlen=_MAX_PENDING)
 
     def begin_step(self) -> None:
         """A step begins: the rank is about to ask for its batch."""
         self._laps = None
-        if self._clock is None:
+        if self._device is None:
             return
         now = self._seconds()
         if now - self._measured_at >= MEASURE_EVERY_S:
-            self._measured_at = now
-            self._laps = []
-            self._clock.start()
+            self._measured_at, self._laps = now, []
+            self._lap("begin")
 
     def begin_backward(self, loss: Tensor) -> None:
         """Note when all that `loss.backward()` computes on this rank is done, before it waits."""
@@ -95,19 +117,19 @@ class WorkTimer:
 
     def end_step(self) -> None:
         """The step is over, with what the ranks report to each other."""
-        laps, self._laps = self._laps, None
-        if laps and self._clock is not None:  # without laps an error ended the step
-            self._finished.append([*laps, self._clock.lap("report")])
+        if self._laps and self._laps[-1].phase == "work":  # else an error ended the step
+            self._lap("report")
+            self._finished.append(self._laps)
+        self._laps = None
 
     def take_medians(self) -> StepSeconds | None:
         """The medians over the steps since the last call; None if none was measured."""
-        assert self._clock is not None
-        length_ms = Lap.device_ms if self._clock.is_on_gpu else Lap.host_ms
         work, whole = [], []
-        while self._finished and self._finished[0][-1].end.has_happened():
-            phases = phase_ms(self._finished.popleft(), length_ms)
-            work.append(phases["work"] / 1000)
-            whole.append(sum(phases.values()) / 1000)
+        while self._finished and self._finished[0][-1].has_happened():
+            laps = self._finished.popleft()
+            lengths = [(end.phase, end.seconds_since(start)) for start, end in pairwise(laps)]
+            work.append(sum(length for phase, length in lengths if phase == "work"))
+            whole.append(sum(length for _, length in lengths))
         return StepSeconds(median(work), median(whole)) if work else None
 
     def _when_backward_begins(self, _gradient: Tensor) -> None:
@@ -119,8 +141,9 @@ class WorkTimer:
         self._is_waiting = self._laps is not None  # the step may be over, after an error
 
     def _lap(self, phase: str) -> None:
-        if self._laps is not None and self._clock is not None:
-            self._laps.append(self._clock.lap(phase))
+        if self._laps is not None and self._device is not None:
+            mark = self._device.mark(timed=True) if self._device.lags else None
+            self._laps.append(_Lap(phase, self._seconds(), mark))
 
 
 class RankReport:

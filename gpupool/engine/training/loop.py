@@ -1,16 +1,15 @@
-"""The training loop. Runs on engines, also under plain `torchrun`.
+"""The training loop: `_Training.steps` is a training from its first step to its last.
 
 Every rank walks through the same global batches and takes its share of each: `step.py` has one
 step, `reports.py` what comes of it. All ranks know the same sums over the ranks, and decide from
-them alike; so they end after the same step. Samples that cannot be read and may be skipped count
-in no loss, and change no number of steps.
+them alike; so they end after the same step. Runs on engines, also under plain `torchrun`.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -19,9 +18,8 @@ from gpupool.core.network import NetworkInfo
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
-from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
+from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, WarningEvent
 from gpupool.data.reading import loader
-from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
 from gpupool.engine.batches.form import form_of
@@ -34,17 +32,19 @@ from gpupool.engine.numerics.batch_norm import plain_batch_norm
 from gpupool.engine.numerics.ddp import share_statistics
 from gpupool.engine.numerics.losses import make_loss
 from gpupool.engine.probe.rank_report import RankReport
+from gpupool.engine.probe.trace import Trace
 from gpupool.engine.training.best_weights import BestWeights
-from gpupool.engine.training.checkpoints import epoch_of
+from gpupool.engine.training.callbacks import Callbacks
+from gpupool.engine.training.checkpoints import Saving, epoch_of, fail_together
 from gpupool.engine.training.dataset_statistics import fit_normalization
 from gpupool.engine.training.early_stopping import loss_warning
-from gpupool.engine.training.hooks import Hooks, make_event_log
-from gpupool.engine.training.reports import Reporter
+from gpupool.engine.training.event_log import EventLog
+from gpupool.engine.training.reports import REPORT_EVERY, Reporter
 from gpupool.engine.training.run import FitResult, make_run, set_training
 from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
+from gpupool.engine.training.tensorboard import Board
 
-_REPORT_EVERY = 10  # steps, where a second has more
 _SAVING_S = 3.0  # for the checkpoint of a training that has to end at once
 
 
@@ -84,31 +84,31 @@ def fit(
     training = _Training(
         model, dataset, loss, options, world, validation, emit, report, num_classes
     )
-    training.know(network or NetworkInfo())
-    training.run.reporter.requests["user"] = stop_requested
-    training.emit_start()
+    run = training.run
+    run.know(network or NetworkInfo())
+    run.reporter.requests["user"] = stop_requested
+    metrics = training.metrics.names if validation is not None else None
+    run.reporter.emit(start_event(world, options, dataset, training.steps_per_epoch, metrics))
     try:
         with loader.kept(options.epochs):  # workers end with it
             training.begin()
-            training.run_epochs()
-            training.validate_last()
-            training.hooks.end()
-            training.run.reporter.emit_waiting(training.run.step)
-            training.keep_weights()
+            training.steps()
+            training.finish()
     except BaseException:
         with calls.uninterrupted():
             at_once = stops_at_once() and training.is_last_step_whole()
             training.save_last_step(at_once=at_once)
         if not at_once:
             raise
-    training.hooks.close()
+    training.close_board()
     # They refer to what holds the data set, in a circle: it shall not wait for the collector.
-    training.run.reporter.requests.clear()
-    return training.end()
+    run.reporter.requests.clear()
+    run.reporter.emit(EndEvent(run.stopped_by, run.step, run.reporter.elapsed_s, run.kept_step))
+    return run.result()
 
 
 class _Training:
-    """State and stages of one `fit` call."""
+    """State and stages of one `fit` call; all ranks go through them alike."""
 
     def __init__(
         self,
@@ -123,88 +123,124 @@ class _Training:
         num_classes: int,
     ) -> None:
         self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
-        event_log = make_event_log(options, world, emit)
+        url = options.tensorboard if world.rank == 0 else None
+        self.board = fail_together(world, lambda: Board(url) if url else None)
+        event_log = EventLog(emit, self.board)
         self.loss = make_loss(
             loss, world.device, model=model, weight=options.weight, num_classes=num_classes
         )
         self.form = form_of(model, loss, options)
-        reporter = Reporter(world, event_log)
-        self.run = make_run(model, options, world, reporter)
-        self.hooks = Hooks(self.run, event_log, dataset)
+        self.run = run = make_run(model, options, world, Reporter(world, event_log))
         self.metrics = make_metrics(
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
         self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
-        self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
-        self.best = BestWeights(self.run, has_validation=validation is not None)
+        self.step = TrainingStep(run, self.loss, self.steps_per_epoch, rank_report.timer)
+        self.best = BestWeights(run, has_validation=validation is not None)
+        self.saving = Saving(run, event_log, dataset)
+        self.callbacks = Callbacks(run)
+        self.trace = Trace(options.profile, world)
+        # All ranks learn of these with the next report, after the same step.
+        run.reporter.requests["callback"] = lambda: self.callbacks.wants_stop
+        run.reporter.requests["save"] = self.saving.is_time
         self.has_begun = False
-        self.is_resumed = False
         self.validation_s = math.inf  # how long the last one took; unknown of the first
 
-    def know(self, network: NetworkInfo) -> None:
-        """What the data show of the network before they are read."""
-        run, scale = self.run, network.normalization
-        run.classes, run.is_raw = network.classes, network.from_raw
-        if scale is not None and run.options.normalize != "fit":
-            run.normalization = Normalization(*scale)
-
-    # ---- before the first step ------------------------------------------------------------------
-
-    def emit_start(self) -> None:
-        """The first event: what will be done."""
-        run = self.run
-        metrics = self.metrics.names if self.validation is not None else None
-        run.reporter.emit(
-            start_event(run.world, run.options, self.dataset, self.steps_per_epoch, metrics)
-        )
+    # ---- the training ---------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Read the checkpoint to resume, if one is, and measure the inputs, if that is asked."""
-        run = self.run
-        if run.options.resume:
-            run.reporter.emit(ProgressEvent("reading the checkpoint to resume from", 0, 0))
-        self.is_resumed = self.hooks.begin()
+        run, options, emit = self.run, self.run.options, self.run.reporter.emit
+        if options.resume:
+            emit(ProgressEvent("reading the checkpoint to resume from", 0, 0))
+        is_resumed = self.saving.begin()
+        # The first rank alone looks whether it can write; all stop if it cannot.
+        fail_together(run.world, self.trace.check)
+        self.call_back("start")
         # A checkpoint holds what was measured: a resumed run does not measure again.
-        if run.options.normalize == "fit" and run.normalization is None:
-            run.reporter.emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
-            run.normalization = fit_normalization(self.dataset, run.options, run.world, self.form)
+        if options.normalize == "fit" and run.normalization is None:
+            emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
+            run.normalization = fit_normalization(self.dataset, options, run.world, self.form)
         self.best.begin()
-        first = "compiling, and the first step" if run.options.compile else "the first step"
-        run.reporter.emit(ProgressEvent(first, 0, 0))
+        what = "compiling, and the first step" if options.compile else "the first step"
+        emit(ProgressEvent(what, 0, 0))
         self.has_begun = True
-        if self.is_resumed:
-            self._complete_last_step()
+        if is_resumed:  # the interruption may have come before a validation, or the end
+            ends_epoch = options.validate_every == "epoch" and run.samples_done == 0
+            if (ends_epoch or self.is_validation_due()) and not self.is_validated():
+                self.validate()
+            if options.max_steps is not None and run.step >= options.max_steps:
+                run.stop("max_steps")
+            if run.early_stopping.is_patience_over:
+                run.stop("patience")
 
-    def _complete_last_step(self) -> None:
-        """What the interruption came before: a validation, or the end."""
-        run = self.run
-        if self._is_validation_due():
-            self._validate()
-        if run.options.max_steps is not None and run.step >= run.options.max_steps:
-            run.stop("max_steps")
-        if run.early_stopping.is_patience_over:
-            run.stop("patience")
-
-    # ---- epochs and steps -----------------------------------------------------------------------
-
-    def run_epochs(self) -> None:
-        """The epochs that are left, until something ends training."""
-        run, options = self.run, self.run.options
+    def steps(self) -> None:
+        """The epochs and steps that are left, until something ends training."""
+        run, options, reporter = self.run, self.run.options, self.run.reporter
         while not run.stopped_by and run.epoch <= options.epochs:
-            run.reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
-            self._set_training()
-            if not self._run_epoch() or run.has_diverged:
+            reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
+            set_training(run.model, frozen_norms=options.batch_norm == "frozen")
+            ends_epoch = True
+            for share in self.shares():
+                self.step.run(share)  # forward, backward, mean over the ranks, optimizer
+                self.trace.stepped()
+                self.callbacks.call("step")
+
+                ends_epoch = share.is_last
+                is_last = ends_epoch or run.step == options.max_steps
+                validates = self.is_validation_due()
+                by_clock = not (is_last or validates or self.saving.is_due(ends_epoch=False))
+                by_clock = by_clock and run.step % REPORT_EVERY > 0
+                if reporter.is_due or not by_clock:
+                    self.report(by_clock=by_clock)  # all ranks know the same from here on
+                self.rank_report.end_step(run.step)
+                if run.step == options.max_steps:
+                    run.stop("max_steps")
+                # A user who stops does not wait for it, and diverged weights need none.
+                if validates and run.stopped_by in ("", "max_steps"):
+                    self.validate()
+                    set_training(run.model, frozen_norms=options.batch_norm == "frozen")
+                if not ends_epoch and self.saving.is_due(ends_epoch=False):
+                    self.save()
+                if run.stopped_by:
+                    break
+            if not ends_epoch or run.has_diverged:
                 break  # this epoch has no end
-            self._end_epoch()
+
+            reporter.end_epoch()
+            run.epoch, run.samples_done = run.epoch + 1, 0
+            validates = self.validation is not None and options.validate_every == "epoch"
+            if validates and run.stopped_by in ("", "max_steps"):
+                self.validate()
+            if self.best.keep_if_finite():
+                self.call_back("epoch")
+                if self.saving.is_due(ends_epoch=True):
+                    self.save()
         run.stop("epochs")
         self.rank_report.end()
 
-    def _run_epoch(self) -> bool:
-        """The steps of this epoch that are left; whether it is over then."""
-        run, is_over = self.run, True
-        self.rank_report.timer.begin_step()
+    def finish(self) -> None:
+        """After the last step: what is validated and saved then, and which weights are left."""
+        run = self.run
+        is_done = run.stopped_by in ("epochs", "max_steps")
+        if self.validation is not None and is_done and not self.is_validated():
+            self.validate()
+        self.saving.end()
+        if run.options.profile is not None:
+            # Several ranks may say the same sentence: once is enough.
+            self.warn("profile", list(dict.fromkeys(run.world.gather(self.trace.end()))))
+        self.callbacks.call("end")
+        run.reporter.emit_waiting(run.step)
+        share_statistics(run.evaluated, run.world)
+        self.leave_weights()
+
+    # ---- its parts ------------------------------------------------------------------------------
+
+    def shares(self) -> Iterator[Share]:
+        """This rank's shares of the batches of this epoch that are left."""
+        run = self.run
         # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
-        for share in epoch_shares(
+        shares = epoch_shares(
             self.dataset,
             run.options,
             run.world,
@@ -212,83 +248,32 @@ class _Training:
             run.samples_done,
             normalization=run.normalization,
             form=self.form,
-        ):
-            self._run_step(share)
-            is_over = share.is_last
-            if run.stopped_by:
-                break
-        return is_over
-
-    def _run_step(self, share: Share) -> None:
-        """One step and its report, then what is due after it: validate, save."""
-        run, options = self.run, self.run.options
-        if self.is_resumed:  # so that the same bits come out as without the interruption
-            self.is_resumed = False
-            self.train_step.prime_ddp(share)
-
-        run.note_inputs(share)
-        self.train_step.run(share)
-        self.hooks.on_step()
-        validates = self.validation is not None and _is_every(run.step, options.validate_every)
-        self._report_step(share, validates=validates)
-
-        if run.step == options.max_steps:
-            run.stop("max_steps")
-        # A user who stops does not wait for a validation, and diverged weights need none.
-        if validates and run.stopped_by in ("", "max_steps"):
-            self._validate()
-            self._set_training()
-        if not share.is_last and self.hooks.is_save_due() and self.best.check_finite():
-            self.hooks.save_if_due()
+        )
         self.rank_report.timer.begin_step()
+        for share in shares:
+            run.note_inputs(share)
+            yield share
+            self.rank_report.timer.begin_step()
 
-    def _report_step(self, share: Share, *, validates: bool) -> None:
-        """Sum steps over the ranks: sent every 10 steps, received one step later.
-
-        So nobody waits for the sums, unless something depends on the steps just made, or a second
-        is over (`flush`). A loss that is no number, or a user's stop, ends training that much
-        later.
-        """
-        run, options, reporter = self.run, self.run.options, self.run.reporter
-        ends_training_or_epoch = share.is_last or run.step == options.max_steps
-        if reporter.is_sending:
-            self._check_stopping(reporter.receive())
-        if (run.step - 1) % _REPORT_EVERY == 0:  # also where a second was over just then
-            self.hooks.on_log()
-        if validates or ends_training_or_epoch or run.stopped_by or self.hooks.is_save_due():
-            self._check_stopping(reporter.flush())
-            self.hooks.on_log()
-        elif reporter.is_due:
-            self._check_stopping(reporter.flush())
-        elif run.step % _REPORT_EVERY == 0:
-            reporter.send()
-        self.rank_report.end_step(run.step)
-
-    def _check_stopping(self, steps: Sequence[StepEvent]) -> None:
-        """All ranks know the sums of these steps, and decide alike whether training ends."""
+    def report(self, *, by_clock: bool) -> None:
+        """Sum the last steps over the ranks: all decide alike whether training ends."""
         run = self.run
-        self.hooks.on_report()
+        steps = run.reporter.flush(by_clock=by_clock)
+        requested = run.reporter.requested
+        self.saving.report_news()
+        if self.board is not None:
+            self.warn("tensorboard", self.board.failures())
         diverged = None if run.has_diverged else loss_warning(steps)
         if diverged is not None:
             run.reporter.emit(diverged)
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
-        elif "user" in run.reporter.requested:
+        elif "user" in requested:
             run.stop("user")
+        # What a callback wishes follows from the options, and not from a clock.
+        if "callback" in requested and not by_clock:
+            run.stop("callback")
 
-    def _end_epoch(self) -> None:
-        """What is due after an epoch."""
-        run = self.run
-        run.reporter.end_epoch()
-        run.epoch, run.samples_done = run.epoch + 1, 0
-        if self._validates_epochs and run.stopped_by in ("", "max_steps"):
-            self._validate()
-        if self.best.keep_if_finite():
-            self.hooks.on_epoch()
-            self.hooks.save_if_due(ends_epoch=True)
-
-    # ---- validation -----------------------------------------------------------------------------
-
-    def _validate(self) -> None:
+    def validate(self) -> None:
         """Loss, accuracy and metrics over the validation set, and what follows from them."""
         run, validation = self.run, self.validation
         assert validation is not None
@@ -308,52 +293,56 @@ class _Training:
             bar.advance(share.num_all, and_tick=True)
 
         each_share(
-            run.evaluated,
-            validation,
-            run.world,
-            run.options,
-            add,
-            run.normalization,
-            self.form,
+            run.evaluated, validation, run.world, run.options, add, run.normalization, self.form
         )
         self.validation_s = time.perf_counter() - began
         values = self.metrics.compute(run.world)
         event = run.reporter.end_validation(run.step, epoch_of(run), found, values)
-        run.reporter.emit_validation(self.best.add_validation(event))
+        run.reporter.last_validation = self.best.add_validation(event)
+        run.reporter.emit(run.reporter.last_validation)
         if run.early_stopping.is_patience_over:
             run.stop("patience")
         self.best.keep_if_finite()
-        self.hooks.on_validation()
+        self.call_back("validation")
 
-    def validate_last(self) -> None:
-        """The last weights are validated too."""
-        last, run = self.run.reporter.last_validation, self.run
-        is_new = last is None or last.step != run.step
-        if self.validation is not None and is_new and run.stopped_by in ("epochs", "max_steps"):
-            self._validate()
+    def is_validation_due(self) -> bool:
+        """Whether options ask for a validation after this step, whatever epoch it is in."""
+        every = self.run.options.validate_every
+        return self.validation is not None and isinstance(every, int) and self.run.step % every == 0
 
-    def _is_validation_due(self) -> bool:
-        """Whether the last step, or epoch, of the run before has not been validated yet."""
-        run, last = self.run, self.run.reporter.last_validation
-        ends_epoch = self._validates_epochs and run.samples_done == 0
-        is_due = ends_epoch or _is_every(run.step, run.options.validate_every)
-        return self.validation is not None and is_due and (last is None or last.step != run.step)
+    def is_validated(self) -> bool:
+        """Whether the weights of this step have been validated."""
+        last = self.run.reporter.last_validation
+        return self.validation is None or (last is not None and last.step == self.run.step)
 
-    @property
-    def _validates_epochs(self) -> bool:
-        return self.validation is not None and self.run.options.validate_every == "epoch"
+    def save(self) -> None:
+        """Begin to write a checkpoint, between two steps, with all that belongs to the last one."""
+        if self.best.check_finite():
+            self.call_back("checkpoint")  # before: what a callback sets now is in it
+            self.saving.save()
 
-    def _set_training(self) -> None:
-        set_training(self.run.model, frozen_norms=self.run.options.batch_norm == "frozen")
+    def call_back(self, event: str) -> None:
+        """Call the user's functions; True from one of them, on any rank, ends training."""
+        if self.callbacks.call(event):
+            self.run.stop("callback")
+
+    def warn(self, about: str, sentences: Sequence[str]) -> None:
+        """Emit a warning for each sentence that says something."""
+        for sentence in filter(None, sentences):
+            self.run.reporter.emit(WarningEvent(about, sentence, self.run.step))
 
     # ---- the end --------------------------------------------------------------------------------
 
-    def keep_weights(self) -> None:
+    def leave_weights(self) -> None:
         """Give the network the weights that are kept."""
-        run = self.run
-        share_statistics(run.evaluated, run.world)
         self.best.restore()
-        plain_batch_norm(run.model).eval()
+        plain_batch_norm(self.run.model).eval()
+
+    def close_board(self) -> None:
+        """Before the last event, which TensorBoard does not keep."""
+        if self.board is not None:
+            self.board.close()
+            self.warn("tensorboard", self.board.failures())
 
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is after the last step, and it is known of which.
@@ -371,32 +360,16 @@ class _Training:
 
         Nothing is saved if the optimizer was changing the weights.
 
-        `at_once`: it was an interrupt, and the network keeps the weights of that step.
+        `at_once`: it was an interrupt, and the network keeps the weights of that step. A checkpoint
+        that takes long is not waited for then.
         """
         run = self.run
         if at_once or run.options.checkpoint is not None:  # else nobody sees the network again
-            self.train_step.undo()
-        self.hooks.on_error(_SAVING_S if at_once else None)
+            self.step.undo()
+        self.trace.drop()
+        self.close_board()
+        run.reporter.emit(*run.reporter.unreported())  # a checkpoint has them too
+        self.saving.end(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"
-            self.best.restore()
-            plain_batch_norm(run.model).eval()
-
-    def end(self) -> FitResult:
-        """Emit the last event; what training leaves."""
-        run = self.run
-        run.reporter.emit_end(run.step, run.stopped_by, run.kept_step)
-        best = run.early_stopping.best
-        return FitResult(
-            run.model,
-            run.stopped_by,
-            run.step,
-            run.kept_step,
-            best,
-            run.normalization,
-            run.input_shape,
-        )
-
-
-def _is_every(step: int, every: str | int) -> bool:
-    return isinstance(every, int) and step % every == 0
+            self.leave_weights()

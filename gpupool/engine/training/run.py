@@ -81,6 +81,12 @@ class Run:
         scaling = scale and (scale.mean, scale.std)
         return NetworkInfo(self.classes, scaling, self.input_shape, self.is_raw)
 
+    def know(self, network: NetworkInfo) -> None:
+        """What the data show of the network before they are read."""
+        self.classes, self.is_raw = network.classes, network.from_raw
+        if network.normalization is not None and self.options.normalize != "fit":
+            self.normalization = Normalization(*network.normalization)
+
     def note_inputs(self, share: Share) -> None:
         """Remember the size of the images, of the first batch."""
         inputs, targets = share.inputs, share.targets
@@ -92,6 +98,18 @@ class Run:
     def stop(self, reason: str) -> None:
         """Training ends after this step, unless something else has ended it already."""
         self.stopped_by = self.stopped_by or reason
+
+    def result(self) -> FitResult:
+        """What the training leaves."""
+        return FitResult(
+            self.model,
+            self.stopped_by,
+            self.step,
+            self.kept_step,
+            self.early_stopping.best,
+            self.normalization,
+            self.input_shape,
+        )
 
     @property
     def has_diverged(self) -> bool:

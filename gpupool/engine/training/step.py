@@ -4,17 +4,6 @@
     for share in epoch_shares(...):
         step.run(share)
 
-`run` makes a step in this order; `_forward_and_backward` has 2 to 4:
-
-1. learning rate: `set_learning_rates` in `numerics/optimizers.py`
-2. counts: `_global_count`, how many samples or targets the loss of all ranks is a mean over
-3. forward: `_forward`, of each micro-batch; `StepBuffers` has the statistics of batch norms
-4. backward: `_add_gradient`; in the last micro-batch DDP averages gradients over ranks
-5. clip: `_clip`
-6. optimizer: `_optimizer_step`
-7. EMA: `_update_ema`
-8. report: `Reporter.add` in `reports.py`
-
 The gradient is that of the whole global batch, whatever share each rank has and into however many
 micro-batches it is cut. DDP averages over ranks, so each micro-batch's mean loss has the weight
 `loss_count * world.size / global_count`.
@@ -35,6 +24,7 @@ from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.engine.batches.form import called
 from gpupool.engine.batches.gathering import gathered
 from gpupool.engine.batches.share import Share
+from gpupool.engine.metrics.evaluation import count_correct
 from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
@@ -42,7 +32,7 @@ from gpupool.engine.numerics.forward import ExtraState, ForwardState, autocast, 
 from gpupool.engine.numerics.losses import Loss, add_gradient, require_gradient
 from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
-from gpupool.engine.training.reports import BatchMetrics, batch_metrics
+from gpupool.engine.training.reports import BatchMetrics
 from gpupool.engine.training.run import Run
 
 
@@ -73,6 +63,7 @@ class TrainingStep:
         self._averaged_extra = ExtraState(run.evaluated)
         self._parallel = wrap_ddp(run.model, run.world)
         self._checks_unused = run.world.size > 1
+        self._has_run = False
 
     def run(self, share: Share) -> None:
         """Make one step of this rank's share of a global batch.
@@ -81,26 +72,46 @@ class TrainingStep:
         an optimizer that is not fused.
         """
         run = self._run
-        lr = set_learning_rates(
-            run.optimizer, run.options, run.step + 1, self._steps_per_epoch, run.epoch
-        )
+        options, optimizer, scaler = run.options, run.optimizer, run.scaler
+        if not self._has_run and run.step and run.world.size > 1:
+            self._prime_ddp(share)
+        self._has_run = True
+        number = run.step + 1
+        lr = set_learning_rates(optimizer, options, number, self._steps_per_epoch, run.epoch)
         self._save_undo()
 
+        # The same random numbers after a resume: they depend on nothing else.
+        seed_step(options.seed, run.world.rank, number, run.world.device)
+        optimizer.zero_grad(set_to_none=True)
         metrics = self._forward_and_backward(share)
-        self._clip()
+        if options.clip is not None:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, options.clip)
+
         run.is_step_complete = False
-        self._optimizer_step()
-        self._update_ema()
+        if scaler is None:
+            optimizer.step()
+        else:  # which leaves out a step whose gradients are not finite
+            scaler.step(optimizer)
+            scaler.update()
+        if run.ema is not None:  # what is no tensor is the newest there too
+            update_average(run.ema, run.model)
+            self._averaged_extra.put_back(self._extra.note())
         self._has_undo = False
         self._timer.end_work()
 
         # The step is complete on the host; the device counts it when it is complete there.
         run.completed.add()
-        run.step += 1
-        run.samples_done += share.num_all
-        # The report: kept on the device, summed over ranks every few steps, read a step later.
-        run.reporter.add(run.step, run.epoch, lr, metrics, share)
+        run.step, run.samples_done = number, run.samples_done + share.num_all
+        run.reporter.add(number, run.epoch, lr, metrics, share)
         run.is_step_complete = True
+
+    def undo(self) -> None:
+        """Restore the buffers that an incomplete step has changed."""
+        if self._has_undo:
+            self._before.restore()
+            self._has_undo = False
 
     # ---- forward and backward -------------------------------------------------------------------
 
@@ -109,17 +120,15 @@ class TrainingStep:
 
         Returns the metrics of each micro-batch.
         """
-        run, options = self._run, self._run.options
-        seed_step(options.seed, run.world.rank, run.step + 1, run.world.device)
-        run.optimizer.zero_grad(set_to_none=True)
         global_count = self._global_count(share)
         self._buffers.before_forward(share)
-        *others, last = micro_batches(share, options.accumulate, keep_empty=self._buffers.is_synced)
+        parts = micro_batches(share, self._run.options.accumulate, self._buffers.is_synced)
         metrics = []
-        for micro_batch in others:
-            with self._without_sync():
-                metrics.append(self._add_gradient(micro_batch, global_count))
-        metrics.append(self._add_gradient(last, global_count, syncs=True))
+        for part in parts:
+            # In the last one DDP averages the gradients over the ranks.
+            syncs = part is parts[-1]
+            with nullcontext() if syncs else self._without_sync():
+                metrics.append(self._add_gradient(part, global_count, syncs=syncs))
         self._buffers.after_backward(share)
         return metrics
 
@@ -147,12 +156,13 @@ class TrainingStep:
         return nullcontext()
 
     def _add_gradient(
-        self, micro_batch: MicroBatch, global_count: int | Tensor, *, syncs: bool = False
+        self, part: MicroBatch, global_count: int | Tensor, *, syncs: bool
     ) -> BatchMetrics:
         """Forward and backward of a micro-batch; `syncs`: the ranks wait for each other."""
-        run = self._run
-        forward = self._first_forward if syncs and self._checks_unused else self._forward
-        weighted_loss, metrics = forward(micro_batch, global_count)
+        run, is_first = self._run, syncs and self._checks_unused
+        weighted_loss, metrics = (self._first_forward if is_first else self._forward)(
+            part, global_count
+        )
         if run.scaler is not None:
             weighted_loss = run.scaler.scale(weighted_loss)
         if syncs and run.world.size > 1:
@@ -161,28 +171,25 @@ class TrainingStep:
         self._timer.end_backward()
         return metrics
 
-    def _forward(
-        self, micro_batch: MicroBatch, global_count: int | Tensor
-    ) -> tuple[Tensor, BatchMetrics]:
+    def _forward(self, part: MicroBatch, global_count: int | Tensor) -> tuple[Tensor, BatchMetrics]:
         """What is minimised, so that its average over ranks is the loss; and its metrics."""
-        run, (inputs, targets, num_here) = self._run, micro_batch
+        run, loss, (inputs, targets, num_here) = self._run, self._loss, part
         if run.options.channels_last:
             inputs = map_tensors(_channels_last, inputs)
         norms = self._buffers.batch_norm_context(num_here)
         with autocast(run.world.device, run.options.precision), norms:
             outputs = called(self._parallel, inputs)
+            halves = outputs, targets
             if run.options.gather:
-                outputs_of_all, targets_of_all = gathered(outputs, targets, num_here, run.world)
-                mean_loss = self._loss(outputs_of_all, targets_of_all)
-            else:
-                mean_loss = self._loss(outputs, targets)
+                halves = gathered(outputs, targets, num_here, run.world)
+            mean_loss = loss(*halves)
         require_gradient(mean_loss)
         weight, loss_count = self._weight(targets, num_here, global_count)
         # With even shares it is 1, and a multiplication has to be differentiated too.
         is_one = isinstance(weight, float) and weight == 1.0
         weighted_loss = mean_loss if is_one else mean_loss * weight
-        metrics = batch_metrics(self._loss, mean_loss, loss_count, outputs, targets, num_here)
-        return weighted_loss, metrics
+        correct = (count_correct(loss, outputs, targets, num_here) if num_here else None) or (0, 0)
+        return weighted_loss, BatchMetrics(num_here, mean_loss.detach(), loss_count, *correct)
 
     def _weight(
         self, targets: Any, num_here: int, global_count: int | Tensor
@@ -196,46 +203,20 @@ class TrainingStep:
             loss_count = loss_count * 0
         return loss_count * size / global_count, loss_count
 
-    # ---- clip, optimizer, EMA -------------------------------------------------------------------
+    # ---- the first step -------------------------------------------------------------------------
 
-    def _clip(self) -> None:
-        options, scaler = self._run.options, self._run.scaler
-        if options.clip is None:
-            return
-        if scaler is not None:
-            scaler.unscale_(self._run.optimizer)
-        nn.utils.clip_grad_norm_(self._parameters, options.clip)
-
-    def _optimizer_step(self) -> None:
-        run = self._run
-        if run.scaler is None:
-            run.optimizer.step()
-        else:  # which leaves out a step whose gradients are not finite
-            run.scaler.step(run.optimizer)
-            run.scaler.update()
-
-    def _update_ema(self) -> None:
-        """Update the average of the weights; what is no tensor is the newest there too."""
-        if self._run.ema is not None:
-            update_average(self._run.ema, self._run.model)
-            self._averaged_extra.put_back(self._extra.note())
-
-    # ---- before the first step, and after an error ----------------------------------------------
-
-    def prime_ddp(self, share: Share) -> None:
+    def _prime_ddp(self, share: Share) -> None:
         """Let DDP lay out its gradients as it does in the first step, and change nothing else.
 
         The order in which ranks add up, and so the last bit of a sum, depends on that layout. A
         resumed training then has the sums of one that was never interrupted.
         """
-        if self._run.world.size > 1:
-            self._save_undo()
-            self._forward_and_backward(share)
-            self.undo()
-            self._run.optimizer.zero_grad(set_to_none=True)
+        self._save_undo()
+        self._forward_and_backward(share)
+        self.undo()
 
     def _first_forward(
-        self, micro_batch: MicroBatch, global_count: int | Tensor
+        self, part: MicroBatch, global_count: int | Tensor
     ) -> tuple[Tensor, BatchMetrics]:
         """As `_forward`; looks whether each parameter has a part in the loss, on every rank.
 
@@ -246,7 +227,7 @@ class TrainingStep:
         run = self._run
         before = ForwardState(run.model)  # `self._before` has what was before the whole step
         before.save()
-        weighted_loss, metrics = self._forward(micro_batch, global_count)
+        weighted_loss, metrics = self._forward(part, global_count)
         lacks = float(not all_used(weighted_loss, self._parameters))
         if run.world.sum(torch.tensor(lacks, device=run.world.device)).item():
             before.restore()
@@ -254,19 +235,13 @@ class TrainingStep:
             self._parallel = run.model
             del weighted_loss, metrics
             self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
-            weighted_loss, metrics = self._forward(micro_batch, global_count)
+            weighted_loss, metrics = self._forward(part, global_count)
         return weighted_loss, metrics
 
     def _save_undo(self) -> None:
         """Keep the buffers of the last complete step, for an error or interrupt in this one."""
         self._before.save()
         self._has_undo = True
-
-    def undo(self) -> None:
-        """Restore the buffers that an incomplete step has changed."""
-        if self._has_undo:
-            self._before.restore()
-            self._has_undo = False
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -275,7 +250,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def micro_batches(share: Share, number: int, *, keep_empty: bool) -> list[MicroBatch]:
+def micro_batches(share: Share, number: int, keep_empty: bool) -> list[MicroBatch]:
     """The share in `number` micro-batches: those of the global batch, or of nearly equal size.
 
     Those without samples are left out, unless `keep_empty`, where every rank must compute as many;

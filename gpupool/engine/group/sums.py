@@ -1,0 +1,104 @@
+"""Sums over the ranks of what steps leave on their devices, a block of steps at a time.
+
+    sums = Sums(world, every_s=1.0, most=10)
+    sums.add([(loss, num_samples)])    # in each step; nothing is read from the device
+    if sums.is_full:                   # on all ranks after the same step
+        rows, wishes = sums.flush(wants_stop)
+
+One small all-reduce for a block costs less than one for each step, and it carries whatever else
+all ranks have to know alike. Runs on engines; knows only torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gpupool.engine.group.forming import World
+
+Number = float | Tensor
+Weighed = tuple[Number, Number]
+"""A value and its weight. What has the weight 0 counts nothing, whatever it is."""
+
+
+class Sums:
+    """Sums rows of weighed values; each rank adds as many rows, each as wide.
+
+    Args:
+        every_s: about how long a block lasts. Clocks of ranks differ, so in each block the first
+            rank says how many rows the next one has, and no row needs a collective for it. Only a
+            rank that is alone asks its clock after each row.
+        most: rows of a block at most.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        every_s: float,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._world, self._every_s, self._most, self._clock = world, every_s, most, clock
+        self._rows: list[Sequence[Weighed]] = []
+        self._block = 1  # the first row sets things up, and says nothing of the others
+        self._flushed_at = clock()
+
+    def add(self, row: Sequence[Weighed]) -> None:
+        """Note a row; tensors of it stay on the device."""
+        self._rows.append(row)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to `flush`, on every rank alike."""
+        is_alone = self._world.size == 1
+        is_late = is_alone and self._clock() - self._flushed_at >= self._every_s
+        return len(self._rows) >= self._block or is_late
+
+    def flush(self, *wishes: float) -> tuple[list[list[tuple[float, float]]], list[float]]:
+        """Sum the rows since the last call over the ranks, and these numbers with them; waits.
+
+        Returns for each row its sums of (value * weight, weight), and the sums of `wishes`.
+        """
+        rows, self._rows = self._rows, []
+        device = self._world.device
+        values, weights = (
+            _on_device([pair[i] for row in rows for pair in row], device) for i in (0, 1)
+        )
+        values = torch.where(weights > 0, values * weights, 0.0)  # as 0 times NaN is NaN
+        tail = torch.tensor(
+            [*wishes, self._next_block(len(rows))], dtype=torch.float64, device="cpu"
+        )
+        block = torch.cat([values, weights, tail.to(device, non_blocking=True)])
+        *numbers, size = self._world.sum(block).tolist()
+        self._block, self._flushed_at = int(size), self._clock()
+        num = len(values)
+        pairs = list(zip(numbers[:num], numbers[num : 2 * num], strict=True))
+        width = num // len(rows)
+        return [pairs[i : i + width] for i in range(0, num, width)], numbers[2 * num :]
+
+    def _next_block(self, num_rows: int) -> int:
+        """How many rows the next block has: the first rank says, the others add 0 to it."""
+        if self._world.rank != 0:
+            return 0
+        row_s = (self._clock() - self._flushed_at) / num_rows
+        return max(1, min(self._most, round(self._every_s / max(row_s, 1e-9))))
+
+
+def _on_device(numbers: Sequence[Number], device: torch.device) -> Tensor:
+    """Numbers as one float64 tensor; those that are on the device are not read."""
+    plain = [0.0 if isinstance(one, Tensor) else float(one) for one in numbers]
+    # The default device may be another one: a cell of the user's sets it.
+    made = torch.tensor(plain, dtype=torch.float64, device="cpu").to(device, non_blocking=True)
+    # Those on the device stay there; all numbers of Python cross in one copy.
+    tensors = [one.reshape(()) for one in numbers if isinstance(one, Tensor)]
+    if not tensors:
+        return made
+    there = torch.stack([one.to(device, torch.float64) for one in tensors])
+    if len(tensors) == len(numbers):
+        return there
+    where = [i for i, one in enumerate(numbers) if isinstance(one, Tensor)]
+    return made.index_copy_(0, torch.tensor(where, device="cpu").to(device), there)
