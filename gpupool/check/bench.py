@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -113,14 +113,11 @@ class Bench:
             on_notice=on_notice,
         )
 
-    def error_of(self, source_or_function: str | Callable[..., Any], *args: Any) -> SpmdError:
-        """The error of a cell or function. Fails if there is none."""
-        code = source_or_function
-        try:
-            self.pool.run(_dedented(code) if isinstance(code, str) else code, *args, timeout_s=60.0)
-        except SpmdError as error:
-            return error
-        pytest.fail("the cell did not fail")
+    def error_of(self, source: str) -> SpmdError:
+        """The error of a cell. Fails if there is none."""
+        with pytest.raises(SpmdError) as caught:
+            self.cell(source)
+        return caught.value
 
     def healthy(self, limit_s: float = 90.0) -> float:
         """Seconds until a collective gives the right sum on every rank.
@@ -130,8 +127,7 @@ class Bench:
         began = time.monotonic()
         # a group that is half aborted may answer too, but not with the right sum
         found = self.cell(SUM, limit_s)
-        if set(found.values()) != {float(self.n)}:
-            pytest.fail(f"afterwards all_reduce gives {found} and not {self.n}")
+        assert set(found.values()) == {float(self.n)}, f"afterwards all_reduce gives {found}"
         return time.monotonic() - began
 
     def train(self, model: nn.Module, data: Any, **options: Any) -> TrainingResult:
@@ -150,17 +146,13 @@ class Kept:
         bench.cell("kept = rank")
         self.pids = bench.pids()
 
-    def compare(self, without: Iterable[int] = ()) -> None:
-        """Fail if a rank, but for those `without`, has lost a process or variable."""
-        others = self.pids.keys() - set(without)
-        after = self._bench.pids()
-        replaced = [rank for rank in others if after.get(rank) != self.pids[rank]]
-        if replaced:
-            pytest.fail(f"rank {replaced} was replaced too, its variables are lost")
-        found = self._bench.cell("globals().get('kept')")
-        lost = [rank for rank in others if found[rank] != rank]
-        if lost:
-            pytest.fail(f"rank {lost} has lost its variables")
+    def compare(self, replaced: int | None = None) -> None:
+        """Fail if a rank but `replaced` has lost its process or variable, or that one has not."""
+        after, found = self._bench.pids(), self._bench.cell("globals().get('kept')")
+        is_other = {rank: after[rank] != pid for rank, pid in self.pids.items()}
+        assert is_other == {rank: rank == replaced for rank in self.pids}, f"replaced: {is_other}"
+        lost = [rank for rank in self.pids if rank != replaced and found[rank] != rank]
+        assert not lost, f"rank {lost} has lost its variables"
 
 
 def _dedented(source: str) -> str:

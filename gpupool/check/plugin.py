@@ -82,6 +82,7 @@ class Lines:
         elif report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             text = (crash.message if crash else str(report.longrepr)).split("\n")[0][:_MAX_CHARS]
+            text = text.removeprefix("AssertionError: ")
         verdict = _VERDICTS[report.outcome]
         end = f": {text}" if text else ""
         line = f"{verdict:>4}  {name}: {told['promise']} ({report.duration:.1f} s){end}"

@@ -36,8 +36,7 @@ def test_mistake(bench: Bench, tell: Tell) -> None:
     kept, began = Kept(bench), time.monotonic()
     error = bench.error_of(f"if rank == world_size - 1:\n    raise ValueError('on purpose')\n{SUM}")
     seconds = time.monotonic() - began
-    if (error.first.rank, error.first.ename) != (bench.last, "ValueError"):
-        pytest.fail(f"it is reported as {error.first.ename} of rank {error.first.rank}")
+    assert (error.first.rank, error.first.ename) == (bench.last, "ValueError")
     again = bench.healthy()
     kept.compare()
     tell(f"reported after {seconds:.1f} s, the group works {again:.1f} s later")
@@ -49,12 +48,10 @@ def _stopped(bench: Bench, tell: Tell, source: str) -> None:
     kept = Kept(bench)
     execution = bench.begin(source)
     # Nothing says from outside that a rank waits within NCCL; it takes milliseconds.
-    if execution.wait(_REACHED_S):
-        pytest.fail(f"the cell ended without being stopped: {execution.error()}")
+    assert not execution.wait(_REACHED_S), f"it ended without being stopped: {execution.error()}"
     began = time.monotonic()
     execution.interrupt()
-    if not execution.wait(_FREED_S):
-        pytest.fail(f"the cell still runs {_FREED_S:.0f} s after it was stopped")
+    assert execution.wait(_FREED_S), f"it still runs {_FREED_S:.0f} s after it was stopped"
     seconds = time.monotonic() - began
     again = bench.healthy()
     kept.compare()
@@ -109,10 +106,7 @@ def test_abort_queue(bench: Bench, tell: Tell) -> None:
         if rank == 0:
             x = torch.ones(1, device=device)
             works = [dist.all_reduce(x, async_op=True) for _ in range(20)]
-            if device.type == "cpu":
-                works[-1].wait()
-            else:
-                works[0].wait()
+            works[-1 if device.type == "cpu" else 0].wait()
             for _ in range(20_000):
                 x = x + 1
         while True:
@@ -130,25 +124,15 @@ def test_hang(bench: Bench, tell: Tell) -> None:
     def on_notice(text: str | None) -> None:
         notices.extend([text] if text else [])
 
-    execution = bench.begin(
-        f"""
-        import time
-        x = torch.ones(1, device=device)
-        if rank:
-            time.sleep({3 * HANG_AFTER_S})
-        dist.all_reduce(x)
-        x.item()
-        """,
-        on_notice,
-    )
-    if not execution.wait(_FREED_S):
+    source = f"import time\nif rank:\n    time.sleep({3 * HANG_AFTER_S})\n{SUM}"
+    execution = bench.begin(source, on_notice)
+    try:
+        assert execution.wait(_FREED_S), "a cell that only sleeps did not end"
+    finally:
         execution.interrupt()
-        execution.wait(_FREED_S)
-        pytest.fail("a cell that only sleeps did not end")
-    found = next((text for text in notices if "all_reduce" in text), None)
-    if found is None:
-        pytest.fail(f"no collective is named in {notices[-1:]}")
-    tell(found.split("\n")[0][:200])
+    found = [text for text in notices if "all_reduce" in text]
+    assert found, f"no collective is named in {notices[-1:]}"
+    tell(found[0].split("\n")[0][:200])
 
 
 @pytest.mark.timeout(90)
@@ -157,21 +141,17 @@ def test_own_cell(bench: Bench, tell: Tell) -> None:
     # What a cell leaves to the device is seen by the next one, which has to wait for it.
     queued = max(bench.call(cells.queue_work, 1.0).values())
     rest = max(bench.call(cells.seconds_to_finish).values())
-    if rest > _AT_EASE_S:
-        pytest.fail(f"the next cell waits {rest:.2f} s for the work of the one before")
     words = f"queued in {queued:.2f} s, {rest:.2f} s left for the next cell"
-    if bench.n == 1:
-        tell(words)
-        return
-    kept = Kept(bench)
-    try:
-        bench.cell("if rank == 0:\n    dist.all_reduce(torch.ones(1, device=device))", limit_s=4.0)
-    except SpmdError:
+    assert rest <= _AT_EASE_S, words
+    if bench.n > 1:
+        kept = Kept(bench)
+        source = "if rank == 0:\n    dist.all_reduce(torch.ones(1, device=device))"
+        with pytest.raises(SpmdError):
+            bench.cell(source, limit_s=4.0)
         bench.healthy()
         kept.compare()
-    else:
-        pytest.fail("a cell with a collective that nobody joins ended as if all were well")
-    tell(f"{words}; a collective that nobody joins fails its own cell")
+        words += "; a collective that nobody joins fails its own cell"
+    tell(words)
 
 
 @pytest.mark.timeout(180)
@@ -180,14 +160,12 @@ def test_memory(bench: Bench, tell: Tell) -> None:
     kept, free = Kept(bench), bench.call(cells.free_memory)
     error = bench.error_of(_FILL)
     kinds = ("OutOfMemoryError",) if bench.on_gpus else ("RuntimeError", "MemoryError")
-    if error.first.ename not in kinds:
-        pytest.fail(f"it is reported as {error.first.ename}: {error.first.evalue[:80]}")
+    assert error.first.ename in kinds, f"it is reported as {error.first}"
     bench.healthy()
     kept.compare()
     now = bench.call(cells.free_memory)
     lost = max(free[rank] - now[rank] for rank in free) / _GIB
-    if lost > 1.0:
-        pytest.fail(f"{lost:.1f} GiB are not free again")
+    assert lost <= 1.0, f"{lost:.1f} GiB are not free again"
     tell(f"all but {max(lost, 0.0):.2f} GiB are free again")
 
 
@@ -195,20 +173,14 @@ def test_memory(bench: Bench, tell: Tell) -> None:
 def test_broken_rank(bench: Bench, tell: Tell) -> None:
     """what breaks a rank's GPU or process costs that rank, and no other"""
     kept = Kept(bench)
-    try:
+    with pytest.raises(SpmdError) as caught:
         bench.pool.run(cells.break_rank, ranks=[bench.last], timeout_s=60.0)
-    except SpmdError as error:
-        first = error.first
-    else:
-        pytest.fail("the cell did not fail")
-    if bench.on_gpus and "CUDA" not in first.evalue:
-        pytest.fail(f"it is reported as {first}"[:120])
-    if bench.on_gpus and "context" not in first.hint:
-        pytest.fail("that the context of the GPU is lost is not reported")
+    if bench.on_gpus:
+        first = caught.value.first
+        assert "CUDA" in first.evalue, f"it is reported as {first}"
+        assert "context" in first.hint, "that the context of the GPU is lost is not reported"
     seconds = bench.healthy(120.0)
-    kept.compare(without=[bench.last])
-    if bench.pids()[bench.last] == kept.pids[bench.last]:
-        pytest.fail("the rank is not replaced")
+    kept.compare(replaced=bench.last)
     tell(f"replaced in {seconds:.1f} s")
 
 
@@ -230,15 +202,12 @@ def test_kill(bench: Bench, tell: Tell) -> None:
     execution.wait(_REACHED_S)
     began = time.monotonic()
     os.kill(kept.pids[bench.last], signal.SIGKILL)
-    if not execution.wait(_FREED_S):
-        pytest.fail(f"the other ranks are not freed within {_FREED_S:.0f} s")
+    assert execution.wait(_FREED_S), f"the other ranks are not freed within {_FREED_S:.0f} s"
     freed = time.monotonic() - began
     error = execution.error()
-    if error is None or (error.first.rank, error.first.ename) != (bench.last, "EngineDiedError"):
-        pytest.fail(f"the death is reported as {error}")
+    assert error is not None
+    assert (error.first.rank, error.first.ename) == (bench.last, "EngineDiedError")
     bench.healthy(120.0)
     seconds = time.monotonic() - began
-    kept.compare(without=[bench.last])
-    if bench.pids()[bench.last] == kept.pids[bench.last]:
-        pytest.fail("the rank is not replaced")
+    kept.compare(replaced=bench.last)
     tell(f"others freed after {freed:.1f} s, all ranks there after {seconds:.1f} s")

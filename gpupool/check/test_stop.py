@@ -21,9 +21,7 @@ def test_stop(bench: Bench, tell: Tell) -> None:
     bench.stop()
     seconds = time.monotonic() - began
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    if alive:
-        pytest.fail(f"ranks that still run: {alive}")
+    assert not alive, f"ranks that still run: {alive}"
     left = [p.pid for gpu in gpupool.gpus() for p in gpu.processes if p.pid in pids]
-    if left:
-        pytest.fail(f"processes that the driver still shows: {left}")
+    assert not left, f"processes that the driver still shows: {left}"
     tell(f"{seconds:.1f} s")
