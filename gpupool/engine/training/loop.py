@@ -93,7 +93,6 @@ def fit(
             training.run_epochs()
             training.validate_last()
             training.hooks.end()
-            training.run.reporter.emit_waiting(training.run.step)
             training.keep_weights()
     except BaseException:
         with calls.uninterrupted():

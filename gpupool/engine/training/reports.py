@@ -27,11 +27,10 @@ from gpupool.core.wire.events import (
     ProgressEvent,
     StepEvent,
     ValidationEvent,
-    WarningEvent,
 )
 from gpupool.data.reading import loader
 from gpupool.engine.batches.order import epoch_size
-from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
+from gpupool.engine.batches.read_counts import NUM_READ, Pass, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.evaluation import (
@@ -121,7 +120,6 @@ class Reporter:
         """Note a step; nothing is read from the device yet."""
         self._metrics.append(metrics)
         self._reads.add_skipped(share.skipped)
-        self._reads.add_wait(share.wait_s)
         self._step_info.append(
             {
                 "step": step,
@@ -240,11 +238,11 @@ class Reporter:
 
         Raises TrainingError if not.
         """
-        self._reads.check_complete(self._num_counted)
+        self._reads.now.check_complete(self._num_counted)
 
     def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
         """A validation begins, in an epoch or after it."""
-        self._training_pass = self._reads.pause()
+        self._training_pass = self._reads.now
         # of a stream its len(), if it has one, may be a guess
         num = 0 if is_stream(dataset) else num_samples(dataset)
         self._begin_pass(f"the validation after step {step}", num, num, options)
@@ -261,8 +259,8 @@ class Reporter:
         numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
         total, count, num_correct, num_labeled, num = numbers[:-NUM_READ]
         self._emit_reads(numbers[-NUM_READ:], step, epoch)
-        self._reads.check_complete(int(num))
-        self._reads.resume(self._training_pass)
+        self._reads.now.check_complete(int(num))
+        self._reads.now = self._training_pass
         loss, share = mean_loss(total, count), accuracy(num_correct, num_labeled)
         return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
 
@@ -272,13 +270,7 @@ class Reporter:
         self.emit(event)
 
     def _begin_pass(self, name: str, num_left: int, num_all: int, options: TrainingOptions) -> None:
-        self._reads.begin(name, num_left, options.most_skipped(num_all))
-
-    def emit_waiting(self, step: int) -> None:
-        """Emit a warning if the ranks have waited long for their data; every rank calls it."""
-        sentence = self._reads.waiting()
-        if sentence:
-            self.emit(WarningEvent("data", sentence, step))
+        self._reads.now = Pass(name, num_left, options.most_skipped(num_all))
 
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
         read_by = "" if self._dataset is None else loader.read_by(self._dataset)

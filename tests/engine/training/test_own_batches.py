@@ -357,7 +357,6 @@ def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
     wrong(pools, data=Text(), model=Reader())
     columns = [{"a": x, "b": x, "label": y} for x, y in zip(POINTS, CLASSES, strict=True)]
     wrong(pools, "inputs", data=columns, model=TwoInputs())
-    wrong(pools, "inputs", data=samples(9, DOUBLE), inputs="kwargs")
     own = {"data": samples(9, DOUBLE), "ename": "TrainingError"}
     wrong(pools, "weight", weight="tokens", loss="mse", **own)
     wrong(pools, "loss", loss="output", **own)
