@@ -20,9 +20,8 @@ from gpupool.data.reading import loader
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.trees import tensors
-from gpupool.engine.batches.form import form_of
+from gpupool.engine.batches.form import form_of, main_output
 from gpupool.engine.batches.share import Share, num_samples
-from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss

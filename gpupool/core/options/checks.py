@@ -196,20 +196,11 @@ def sample_weights(name: str, value: Any) -> str | array[float]:
     return found
 
 
-def inputs(words: Any) -> Check:
-    """One of the words, or parts of a batch."""
-    allowed = get_args(words)
-
-    def check(name: str, value: Any) -> Any:
-        if isinstance(value, str) and value not in allowed:
-            raise OptionsError.of(
-                name,
-                value,
-                f"choose one of {', '.join(allowed)}; a column by its name is {name}=({value!r},).",
-            )
-        return value if isinstance(value, str) else _parts(name, value)
-
-    return check
+def inputs(name: str, value: Any) -> Any:
+    """ "auto", or parts of a batch."""
+    if isinstance(value, str) and value != "auto":
+        raise OptionsError.of(name, value, f"a column by its name is {name}=({value!r},).")
+    return value if isinstance(value, str) else _parts(name, value)
 
 
 def part(name: str, value: Any) -> str | int:

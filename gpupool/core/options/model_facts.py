@@ -40,19 +40,22 @@ class Parameters:
     any_name: bool
 
 
-def forward_parameters(model: Any) -> Parameters | None:
-    """What the network's `forward` takes; None where that is not known, as of a scripted one."""
+UNKNOWN = Parameters((), (), False)
+
+
+def forward_parameters(model: Any) -> Parameters:
+    """What the network's `forward` takes; nothing where that is not known, as of a scripted one."""
     # A network that PEFT has wrapped passes everything on to the one within.
     inner = getattr(model, "get_base_model", None)
     model = inner() if callable(inner) else getattr(model, "_orig_mod", model)
     try:
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
-        return None
+        return UNKNOWN
     kinds = inspect.Parameter
     named = [one for one in parameters if one.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
     if not named and any(one.kind is kinds.VAR_POSITIONAL for one in parameters):
-        return None
+        return UNKNOWN
     return Parameters(
         tuple(one.name for one in named if one.kind is not kinds.POSITIONAL_ONLY),
         tuple(one.name for one in named if one.default is kinds.empty),
@@ -65,8 +68,7 @@ def chosen_loss(loss: Any, model: Any) -> Any:
     Hugging Face do; else cross entropy. Any other loss stays."""
     if not isinstance(loss, str) or loss != "auto":
         return loss
-    found = forward_parameters(model)
-    return "output" if found is not None and "labels" in found.names else "cross_entropy"
+    return "output" if "labels" in forward_parameters(model).names else "cross_entropy"
 
 
 def match_factors(

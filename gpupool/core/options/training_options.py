@@ -28,7 +28,6 @@ Schedule: TypeAlias = Literal["none", "piecewise", "cosine", "linear"]
 Shuffle: TypeAlias = Literal["every-epoch", "once", "never"]
 Normalize: TypeAlias = Literal["none", "fit"]
 OnError: TypeAlias = Literal["raise", "skip"]
-Inputs: TypeAlias = Literal["auto", "one", "args", "kwargs"]
 Weight: TypeAlias = Literal["samples", "tokens"]
 Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
 CompileMode: TypeAlias = Literal[
@@ -157,9 +156,8 @@ class TrainingOptions:
     """Makes a batch of a list of samples, as `collate_fn` of torch's DataLoader; each rank calls it
     with its own samples. torch's `default_collate` unless given. It makes the batches of validation
     too: one that mixes samples has a parameter `training=True`, which is False there."""
-    inputs: Inputs | Sequence[str | int] = option("auto", checks.inputs(Inputs))
-    """What of a batch the network is called with: "one" (`model(inputs)`), "args"
-    (`model(*inputs)`), "kwargs" (`model(**inputs)`), or names or numbers of parts of the batch.
+    inputs: Literal["auto"] | Sequence[str | int] = option("auto", checks.inputs)
+    """What of a batch the network is called with: names or numbers of parts of the batch.
     "auto": of a pair its first half; of named columns those that `forward` takes by name."""
     targets: str | int = option("auto", checks.part)
     """What the loss is given beside the outputs: a name or number of a part of the batch, or

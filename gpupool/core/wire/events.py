@@ -111,16 +111,13 @@ class ResumeEvent:
 class DataEvent:
     """What reading took since the last such event, over all ranks; only where there is news.
 
-    `num_reads` came from the store, `num_cached` from the cache. `reason` is why reads were tried
-    again, on rank 0, the last time ("503 SlowDown"). `skipped` maps URLs of samples to what is
-    wrong with them. `read_by` is what reads the training data on rank 0: "8 workers"; ""
-    of datastores.
+    `reason` is why reads were tried again, on rank 0, the last time ("503 SlowDown"). `skipped`
+    maps URLs of samples to what is wrong with them. `read_by` is what reads the training data on
+    rank 0: "8 workers"; "" of datastores.
     """
 
     step: int
     epoch: int
-    num_reads: int
-    num_cached: int
     num_retried: int
     reason: str
     num_skipped: int

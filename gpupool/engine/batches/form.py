@@ -13,21 +13,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from gpupool.core.errors import DataError
-from gpupool.core.options.model_facts import Parameters, forward_parameters
+from gpupool.core.errors import DataError, TrainingError
+from gpupool.core.options.datasets import LABELS
+from gpupool.core.options.model_facts import UNKNOWN, Parameters, forward_parameters
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.trees import first_tensor
-from gpupool.engine.batches.trees import has_part, part_of
 
-LABELS = ("label", "labels", "target", "targets")  # columns of rows
-
-# When the loss gets the whole batch: always; of a batch that is no pair; of one that is no pair and
-# has no column of labels; or never, so that such a batch is an error.
-Whole = Literal["always", "no pair", "no label", "never"]
+_MAIN = ("out", "logits")  # torchvision's segmentation and GoogLeNet; Hugging Face
 
 
 class Keywords(dict[str, Any]):
@@ -47,25 +43,19 @@ def called(network: nn.Module, inputs: Any) -> Any:
     return network(*inputs) if isinstance(inputs, Positions) else network(inputs)
 
 
-def label_of(batch: Any) -> Any:
-    """The one column of labels of a batch with named columns; None if it has none, or several."""
-    names = [name for name in LABELS if isinstance(batch, Mapping) and name in batch]
-    return batch[names[0]] if len(names) == 1 else None
-
-
 @dataclass(frozen=True)
 class BatchForm:
     """How batches become inputs and targets; `inputs` and `targets` as in `TrainingOptions`.
 
-    `parameters` are those of the network's `forward`, None if they are not known.
+    `parameters` are those of the network's `forward`. `gives_loss`: the network computes the loss.
+    `needs_target`: the loss cannot do with all of a batch.
     """
 
     inputs: str | Sequence[str | int] = "auto"
     targets: str | int = "auto"
-    whole: Whole = "no label"
-    parameters: Parameters | None = None
+    parameters: Parameters = UNKNOWN
     gives_loss: bool = False
-    """Whether the network computes the loss."""
+    needs_target: bool = False
 
     def halves(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """What the network is called with, see `called`, and what the loss gets.
@@ -74,125 +64,106 @@ class BatchForm:
         """
         is_pair = targets is not None
         batch = (inputs, targets) if is_pair else inputs
-        named = () if isinstance(self.inputs, str) else self.inputs
-        if is_pair and not all(has_part(inputs, name) for name in named):
-            inputs = batch  # numbers of its two halves
-        if self.whole == "always":
+        if self.targets == "batch":
+            offered, target = inputs, batch
             # Of a pair the network gets the inputs, and also the targets if it computes the loss of
             # them; it may want the labels of anything else.
-            if is_pair and self.gives_loss and self._takes_two(inputs):
+            if is_pair and self.gives_loss and self._takes_pair(inputs):
                 return Positions(batch), batch
-            return self._inputs(inputs, is_pair=is_pair, takes_labels=not is_pair), batch
-        if self.targets != "auto":
+        elif self.targets != "auto":
             place = targets if has_part(targets, self.targets) else batch
-            target = _sound(part_of(place, self.targets, "the batch"))
-            if not is_pair and self.inputs == "auto":
-                inputs = _without(inputs, self.targets)
-            return self._inputs(inputs, is_pair=is_pair), target
-        if is_pair:
-            return self._inputs(inputs, is_pair=True), targets
-        if isinstance(inputs, Mapping):
-            return self._of_columns(inputs)
-        return self._of_parts(inputs)
+            target = part_of(place, self.targets, "the batch")
+            offered = inputs if is_pair else _without(batch, self.targets)
+        else:
+            offered, target = (inputs, targets) if is_pair else self._split(batch)
+        if self.inputs == "auto":
+            chosen = self._chosen(offered, is_pair)
+        else:
+            has_all = all(has_part(inputs, name) for name in self.inputs)
+            chosen = self._named(inputs if has_all else batch, self.inputs)
+        parts = chosen.values() if isinstance(chosen, Mapping) else chosen
+        for part in [*parts, target] if isinstance(chosen, (Mapping, list, tuple)) else [target]:
+            if isinstance(part, DataError):  # it stands for a column that cannot be collated
+                raise part
+        return chosen, target
 
-    def _takes_two(self, inputs: Any) -> bool:
+    def _takes_pair(self, inputs: Any) -> bool:
         """Whether the network wants inputs and targets, one after the other."""
-        found = self.parameters
-        has_two = isinstance(inputs, (list, tuple, Mapping)) and len(inputs) == 2
-        if self.inputs != "auto" or found is None:
-            return self.inputs == "args"
+        if self.inputs != "auto":
+            return False
         # torchvision's networks for detection and nanoGPT are forward(inputs, targets=None).
-        may_take_targets = any(name in LABELS for name in found.names[1:2])
-        return may_take_targets or (len(found.required) == 2 and not has_two)
+        may_take_targets = any(name in LABELS for name in self.parameters.names[1:2])
+        has_two = isinstance(inputs, (list, tuple, Mapping)) and len(inputs) == 2
+        return may_take_targets or (len(self.parameters.required) == 2 and not has_two)
 
-    def _of_columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-        labels = [name for name in LABELS if name in batch]
-        if self.whole == "no pair" or (self.whole == "no label" and len(labels) != 1):
-            return self._inputs(batch), batch
-        if len(labels) != 1 or len(batch) == 1:
+    def _split(self, batch: Any) -> tuple[Any, Any]:
+        """What is for the network, and the target, of a batch that is no pair."""
+        if isinstance(batch, Mapping):
+            label = label_of(batch)
+            if label is not None and len(batch) > 1:
+                return batch, label
+            if not self.needs_target:
+                return batch, batch
             raise DataError(
                 f"a batch has {_names(batch)}; with one of {', '.join(LABELS)} in it, that is "
                 "the target. Name yours: train(..., targets='NAME').",
                 "no target",
             )
-        return self._inputs(batch), _sound(batch[labels[0]])
-
-    def _of_parts(self, batch: Any) -> tuple[Any, Any]:
-        """A batch without names: a tensor, an object of the user's, or one to three and more."""
         is_sequence = isinstance(batch, (list, tuple)) and first_tensor(batch) is not None
-        if self.inputs != "auto" or not is_sequence:
-            return self._inputs(batch), batch
-        required = self.parameters.required if self.parameters else ()
-        # As many parts as the network takes, and one more: that is the target.
-        if len(batch) > 2 and len(required) == len(batch) - 1:
-            return Positions(batch[:-1]), batch[-1]
+        if self.inputs != "auto" or not is_sequence:  # a tensor, or an object of the user's
+            return batch, batch
         if len(batch) == 1:
             return batch[0], batch[0]
+        # As many parts as the network takes, and one more: that is the target.
+        if len(batch) > 2 and len(self.parameters.required) == len(batch) - 1:
+            return batch[:-1], batch[-1]
         raise DataError(
             f"a sample has {len(batch)} parts: say which of them the network gets, and which is "
             "the target, as train(..., inputs=(0, 1), targets=2).",
             "no pair",
         )
 
-    def _inputs(self, batch: Any, *, is_pair: bool = False, takes_labels: bool = False) -> Any:
-        """What the network is called with, of a batch or, of a pair, of its inputs."""
-        if not isinstance(self.inputs, str):
-            return self._named(batch, tuple(self.inputs))
-        if self.inputs == "one":
-            return batch
-        if isinstance(batch, Mapping):
-            return self._columns(batch, is_pair, takes_labels)
-        if isinstance(batch, (list, tuple)):
-            required = self.parameters.required if self.parameters else ()
-            several = len(required) > 1 and len(required) == len(batch)
-            return Positions(batch) if several or self.inputs == "args" else batch
-        if self.inputs == "kwargs":
-            raise DataError(
-                f"inputs='kwargs' needs batches with named columns, and these are a "
-                f"{type(batch).__name__}; leave it out.",
-                "no columns",
-            )
-        return batch
+    def _chosen(self, offered: Any, is_pair: bool) -> Any:
+        """What the network is called with, of what is for it.
 
-    def _named(self, batch: Any, names: tuple[str | int, ...]) -> Any:
-        parts = {name: _sound(part_of(batch, name, "the batch")) for name in names}
-        if len(parts) == 1 and not self._accepts(names[0]):
-            return parts[names[0]]
-        if all(self._accepts(name) for name in names):
-            return Keywords({str(name): part for name, part in parts.items()})
-        return Positions(parts.values())
-
-    def _columns(self, batch: Mapping[str, Any], is_pair: bool, takes_labels: bool) -> Any:
-        """Of columns: those that the network takes by name, the only one, or all as one dict."""
-        others = {name: part for name, part in batch.items() if is_pair or name not in LABELS}
-        offered = dict(batch) if takes_labels or not others else others
-        if takes_labels and self._accepts("labels") and "labels" not in batch:
+        Of columns: those that it takes by name, the only one, or all as one dict.
+        """
+        required, columns = self.parameters.required, offered
+        if not isinstance(columns, Mapping):
+            is_many = isinstance(columns, (list, tuple)) and 1 < len(required) == len(columns)
+            return Positions(columns) if is_many else columns
+        others = columns
+        if not is_pair and any(name in LABELS for name in columns):
+            others = {name: columns[name] for name in columns if name not in LABELS} or columns
+        offered = others
+        if self.targets == "batch":
             # Columns of data sets are called "label"; networks of Hugging Face take `labels`.
-            label = label_of(batch)
-            offered |= {} if label is None else {"labels": label}
+            label = label_of(columns)
+            adds = label is not None and "labels" not in columns and self._accepts("labels")
+            offered = {**columns, "labels": label} if adds else columns
         taken = {name: part for name, part in offered.items() if self._accepts(name)}
-        required = self.parameters.required if self.parameters else ()
-        if self.inputs == "kwargs" or (taken and set(required) <= set(taken)):
-            return Keywords({name: _sound(part) for name, part in (taken or offered).items()})
-        if self.inputs == "args":
-            return Positions(map(_sound, others.values()))
+        if taken and set(required) <= set(taken):
+            return Keywords(taken)
         if len(required) > 1:
             missing = [name for name in required if name not in offered]
             raise DataError(
-                f"the network takes {', '.join(required)}, and the batch has {_names(batch)}: "
+                f"the network takes {', '.join(required)}, and the batch has {_names(columns)}: "
                 f"{', '.join(missing)} is missing. Rename the columns, or say which it gets, in "
                 "order: train(..., inputs=('NAME', ...)).",
                 "no columns",
             )
-        if len(others) == 1 and not is_pair:
-            return _sound(next(iter(others.values())))
-        for part in offered.values():
-            _sound(part)
-        return batch if is_pair or takes_labels else offered
+        return next(iter(others.values())) if len(others) == 1 and not is_pair else offered
+
+    def _named(self, batch: Any, names: Sequence[str | int]) -> Any:
+        parts = [part_of(batch, name, "the batch") for name in names]
+        if all(map(self._accepts, names)):
+            return Keywords(zip(map(str, names), parts, strict=True))
+        return parts[0] if len(parts) == 1 else Positions(parts)
 
     def _accepts(self, name: object) -> bool:
         found = self.parameters
-        return found is not None and (name in found.names or (found.any_name and name != "label"))
+        is_any = found.any_name and isinstance(name, str) and name != "label"
+        return is_any or name in found.names
 
 
 PLAIN = BatchForm()
@@ -201,32 +172,24 @@ PLAIN = BatchForm()
 
 def form_of(model: nn.Module, loss: Any, options: TrainingOptions) -> BatchForm:
     """How the batches of a training, or of an evaluation, are used by its network and its loss."""
+    gives_loss = loss is None or (isinstance(loss, str) and loss == "output")
     return BatchForm(
         inputs=options.inputs,
-        targets="auto" if options.targets == "batch" else options.targets,
-        whole=_whole(loss, options),
+        targets="batch" if gives_loss or _takes_batch(loss) else options.targets,
         parameters=forward_parameters(model),
-        gives_loss=loss is None or (isinstance(loss, str) and loss == "output"),
+        gives_loss=gives_loss,
+        needs_target=isinstance(loss, (str, Mapping)),
     )
 
 
-def _whole(loss: Any, options: TrainingOptions) -> Whole:
-    if options.targets == "batch" or loss in ("output", None):
-        return "always"
-    if isinstance(loss, (str, Mapping)):
-        return "never"
-    if isinstance(loss, nn.Module):
-        return "no label"
-    return "always" if _takes_batch(loss) else "no pair" if options.collate else "no label"
-
-
-def _takes_batch(function: Any) -> bool:
-    """Whether a loss (outputs, batch) has called its second argument so."""
+def _takes_batch(loss: Any) -> bool:
+    """Whether a function (outputs, batch) has called its second argument so."""
+    if isinstance(loss, (str, Mapping, nn.Module)):
+        return False
     try:
-        names = list(inspect.signature(function).parameters)
+        return list(inspect.signature(loss).parameters)[1:2] == ["batch"]
     except (TypeError, ValueError):  # a function written in C
         return False
-    return names[1:2] == ["batch"]
 
 
 def _without(batch: Any, name: str | int) -> Any:
@@ -239,12 +202,48 @@ def _without(batch: Any, name: str | int) -> Any:
     return batch
 
 
-def _sound(part: Any) -> Any:
-    """The part; raises the DataError that stands for a column of which no batch could be made."""
-    if isinstance(part, DataError):
-        raise part
-    return part
-
-
 def _names(batch: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, batch))
+
+
+# ---- parts by name or number, of batches and of outputs ------------------------------------------
+
+
+def label_of(batch: Any) -> Any:
+    """The one column of labels of a batch with named columns; None if it has none, or several."""
+    names = [name for name in LABELS if isinstance(batch, Mapping) and name in batch]
+    return batch[names[0]] if len(names) == 1 else None
+
+
+def main_output(outputs: Any) -> Any:
+    """What a network is about, of outputs with more in them; one that is a tensor as it is.
+
+    That is "out" or "logits" of a dict or named tuple, as torchvision's segmentation networks,
+    GoogLeNet, Inception and the networks of Hugging Face give them.
+    """
+    found = [] if isinstance(outputs, Tensor) else [n for n in _MAIN if has_part(outputs, n)]
+    return part_of(outputs, found[0]) if found else outputs
+
+
+def has_part(tree: Any, name: Any) -> bool:
+    """Whether a dict, tuple or named tuple has something under this name or number."""
+    if isinstance(tree, Mapping):
+        return name in tree
+    if isinstance(name, int):
+        return isinstance(tree, (list, tuple)) and -len(tree) <= name < len(tree)
+    return isinstance(tree, tuple) and name in getattr(tree, "_fields", ())
+
+
+def part_of(tree: Any, name: Any, what: str = "the outputs of the network") -> Any:
+    """What a dict, tuple or named tuple has under a name or number.
+
+    Raises TrainingError, with the names there are, if it has none.
+    """
+    if not has_part(tree, name):
+        names = tree if isinstance(tree, Mapping) else getattr(tree, "_fields", None)
+        if names is None and isinstance(tree, (list, tuple)):
+            names = range(len(tree))
+        there = f"only {', '.join(map(repr, names))}" if names else f"are a {type(tree).__name__}"
+        raise TrainingError(f"{what} have no {name!r}: {there}.")
+    by_name = isinstance(tree, tuple) and not isinstance(name, int)
+    return getattr(tree, name) if by_name else tree[name]

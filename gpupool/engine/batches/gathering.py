@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import map_tensors, tensors
@@ -37,8 +36,8 @@ def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[A
 
     Each rank computes the loss of the whole batch from these, and DDP's mean of the gradients is
     the one that one rank would have. What has no entry for each sample stays, as a temperature
-    does. Of targets with names, such as a whole batch, what ranks have padded to other lengths is
-    left out: an error stands in its place, for a loss that wants it.
+    does. Of targets, what ranks have padded to other lengths is left out: an error stands in its
+    place, for a loss that wants it.
 
     Raises TrainingError, on every rank, if outputs differ in more than the number of samples.
     """
@@ -47,28 +46,29 @@ def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[A
     every = world.gather((num_here, [tuple(one.shape) for one in tensors((outputs, targets))]))
     numbers = [num for num, _ in every]
     by_tensor = iter(list(zip(*(shapes for _, shapes in every), strict=True)))
-    before = sum(numbers[: world.rank])
+    before, after = sum(numbers[: world.rank]), sum(numbers[world.rank + 1 :])
 
-    def whole(tensor: Tensor, *, is_lenient: bool) -> Any:
+    def whole(tensor: Tensor) -> Tensor:
         shapes = next(by_tensor)
         # A placeholder, where a rank has no sample, has one row.
         pairs = zip(shapes, numbers, strict=True)
         if not all(shape and shape[0] == max(num, 1) for shape, num in pairs):
             return tensor
         if len({shape[1:] for shape in shapes}) > 1:
-            error = TrainingError(
+            raise TrainingError(
                 f"gather=True: the ranks have {', '.join(map(str, shapes))}, which cannot be put "
                 "together: let the network, or collate=, give the same shape everywhere, but for "
                 "the number of samples."
             )
-            if is_lenient:
-                return error
-            raise error
         own = tensor.byte() if tensor.dtype == torch.bool else tensor
-        sizes = before, sum(numbers) - before - num_here
-        first, last = (own.new_zeros((size, *own.shape[1:])) for size in sizes)
-        return Total.apply(torch.cat([first, own[:num_here], last]), world.group).to(tensor.dtype)
+        rows = functional.pad(own[:num_here], [0, 0] * (own.ndim - 1) + [before, after])
+        total: Tensor = Total.apply(rows, world.group)
+        return total.to(tensor.dtype)
 
-    of_all = map_tensors(partial(whole, is_lenient=False), outputs)
-    is_lenient = isinstance(targets, Mapping)
-    return of_all, map_tensors(partial(whole, is_lenient=is_lenient), targets)
+    def whole_or_error(tensor: Tensor) -> Tensor | TrainingError:
+        try:
+            return whole(tensor)
+        except TrainingError as error:
+            return error.with_traceback(None)
+
+    return map_tensors(whole, outputs), map_tensors(whole_or_error, targets)

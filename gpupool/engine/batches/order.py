@@ -23,30 +23,31 @@ def epoch_batches(
 
     `samples_done` of the epoch are left out: what remains is the same, whatever the number of ranks
     was before or is now. Where a sample comes for the (k + 1)th time in the epoch, its index is k
-    times the length of the data set larger, if `may_repeat`.
+    times the length of the data set larger.
 
     Raises TrainingError if the data set orders its epochs itself, and not each sample comes once.
     """
-    shuffled_epoch = 1 if options.shuffle == "once" else epoch
-    shuffles = options.shuffle != "never"
+    num, shuffled_epoch = len(dataset), 1 if options.shuffle == "once" else epoch
+    shuffles, weights = options.shuffle != "never", options.weights
     if shuffles and hasattr(dataset, "epoch_order"):
         # Patches of one image stay together, for example; a sample left out would go unnoticed.
         order = dataset.epoch_order(options.seed, shuffled_epoch, options.batch_size)
-        if not shards.is_permutation(order, len(dataset)):
+        if not shards.is_permutation(order, num):
             raise TrainingError(
-                f"epoch_order() of the {type(dataset).__name__} does not name each of its "
-                f"{len(dataset):,} samples once; correct it, or take it away."
+                f"epoch_order() of the {type(dataset).__name__} does not name each of its {num:,} "
+                "samples once; correct it, or take it away."
             )
     else:
         order = shards.epoch_order(
-            len(dataset),
+            num,
             options.seed,
             shuffled_epoch,
             shuffle=shuffles,
-            weights=options.weights,  # type: ignore[arg-type] # numbers by now
+            weights=weights,  # type: ignore[arg-type] # numbers by now
         )
-        if may_repeat(dataset, options):
-            order = _numbered(order, len(dataset))
+        # Rows of tensors draw no random numbers, and are gathered by their plain indices.
+        if weights is not None and type(dataset) is not TensorDataset:
+            order = _numbered(order, num)
     return shards.global_batches(order, options.batch_size, samples_done)
 
 
@@ -54,12 +55,6 @@ def epoch_size(dataset: Dataset) -> int:
     """How many samples an epoch has, those that come again included; 0 of a stream."""
     # The len() of a stream, if it has one, may be a guess.
     return 0 if is_stream(dataset) else num_samples(dataset)
-
-
-def may_repeat(dataset: Dataset, options: TrainingOptions) -> bool:
-    """Whether a sample may come more than once in an epoch, and differ then."""
-    # Rows of tensors draw no random numbers, and are gathered by their plain indices.
-    return options.weights is not None and type(dataset) is not TensorDataset
 
 
 def _numbered(order: Indices, num: int) -> Indices:

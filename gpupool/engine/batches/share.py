@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import DataError
-from gpupool.core.options.datasets import is_stream
+from gpupool.core.options import datasets
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Skipped
-from gpupool.data.reading.trees import map_tensors, remade
-from gpupool.engine.batches.form import LABELS, BatchForm
+from gpupool.data.reading.shards import Indices, shard_in_parts
+from gpupool.data.reading.trees import first_tensor, map_tensors, remade
+from gpupool.engine.batches.form import BatchForm
+from gpupool.engine.group.forming import World
 
 Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
 
@@ -30,22 +32,21 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """This rank's share of a global batch, on its device.
+    """This rank's share of a global batch.
 
     A rank whose share is empty still takes part, because every rank must take every step: it holds
     one sample with `num_here` 0, which gives its loss the weight 0. `num_all` counts the samples of
     the global batch, also those in `skipped`, which could not be read. `inputs` and `targets` are
-    tensors, or dicts, lists and named tuples of them, as `BatchForm.halves` gives them; torch
-    collates tuples to lists. `is_last`:
-    no other batch of the epoch comes after it. `part_sizes`: how many of the samples belong to each
-    part of the global batch, where it was cut into parts before it was divided.
+    those of a `Batch`; on the device as `BatchForm.halves` gives them. `is_last`: no other batch of
+    the epoch comes after it. `part_sizes`: how many of the samples belong to each part of the
+    global batch, where it was cut into parts before it was divided.
     """
 
     inputs: Any
     targets: Any
     num_here: int
     num_all: int
-    wait_s: float
+    wait_s: float = 0.0
     skipped: tuple[Skipped, ...] = ()
     is_last: bool = False
     part_sizes: tuple[int, ...] = ()
@@ -53,36 +54,52 @@ class Share:
 
 def num_samples(dataset: Dataset) -> int:
     """How many samples an epoch has; 0 if that is not known, of a stream without `len()`."""
-    try:
-        return len(dataset)
-    except TypeError:  # also of a map-style data set whose `__len__` is wrong: that is an error
-        if is_stream(dataset):
-            return 0
-        raise
+    return datasets.num_samples(dataset) or 0
 
 
-def parts_of_batch(options: TrainingOptions) -> int:
-    """Into how many parts a global batch is cut before the ranks divide it.
+def cut_share(
+    batch: Indices, world: World, options: TrainingOptions
+) -> tuple[Indices, tuple[int, ...]]:
+    """What this rank gets of a global batch, and its `part_sizes`."""
+    # With batch norms over all ranks a micro-batch must have the same samples for any number of
+    # ranks. Without them any cut gives the same gradient, so each rank cuts its own share.
+    num_parts = options.accumulate if options.batch_norm == "sync" else 1
+    return shard_in_parts(batch, world.rank, world.size, num_parts)
 
-    With batch norms over all ranks these must have the same samples for any number of ranks.
-    """
-    # Without them any cut gives the same gradient, so each rank cuts its own share.
-    return options.accumulate if options.batch_norm == "sync" else 1
 
-
-def halves(inputs: Any, targets: Any, form: BatchForm, scaling: Scaling | None) -> tuple[Any, Any]:
-    """What the network is called with, as `as_input` makes it, and what the loss gets; of a `Batch`
-    on the device."""
-    if targets is not None:
-        return form.halves(as_input(inputs, scaling), targets)
-    if isinstance(inputs, Mapping):  # labels may be uint8 as well
+def on_device(share: Share, world: World, form: BatchForm, scaling: Scaling | None) -> Share:
+    """The share with what the network is called with, and what the loss gets."""
+    inputs = _moved("inputs", share.inputs, world.device)
+    if share.targets is not None:
+        targets = _moved("targets", share.targets, world.device)
+        halves = form.halves(as_input(inputs, scaling), targets)
+    elif isinstance(inputs, Mapping):  # labels may be uint8 as well
         columns = {
-            name: part if name in LABELS else as_input(part, scaling)
+            name: part if name in datasets.LABELS else as_input(part, scaling)
             for name, part in inputs.items()
         }
-        return form.halves(remade(inputs, columns), None)
-    chosen, batch = form.halves(inputs, None)
-    return as_input(chosen, scaling), batch
+        halves = form.halves(remade(inputs, columns), None)
+    else:
+        chosen, batch = form.halves(inputs, None)
+        halves = as_input(chosen, scaling), batch
+    return replace(share, inputs=halves[0], targets=halves[1])
+
+
+def _moved(name: str, half: Any, device: torch.device) -> Any:
+    """Inputs or targets on the device. Raises DataError if they have no tensor.
+
+    An object of the user's goes there by its own `to(device)`, as a batch of graphs does.
+    """
+    if first_tensor(half) is not None or type(half) is dict:
+        # From pinned memory the host does not wait for the copy.
+        return map_tensors(partial(Tensor.to, device=device, non_blocking=True), half)
+    if callable(getattr(half, "to", None)):
+        return half.to(device)
+    raise DataError(
+        f"the {name} of a batch are a {type(half).__name__}, not a tensor; change what the "
+        "transform or the data set returns",
+        "no tensor",
+    )
 
 
 def as_input(images: Any, scaling: Scaling | None = None) -> Any:

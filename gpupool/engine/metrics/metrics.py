@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_metrics, name_of
-from gpupool.engine.batches.trees import main_output, part_of
+from gpupool.engine.batches.form import main_output, part_of
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.named import Measured, mean_of, named
 from gpupool.engine.metrics.torchmetrics import TorchMetric, looks_so

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.engine.batches.trees import has_part, main_output, part_of
+from gpupool.engine.batches.form import has_part, main_output, part_of
 
 NO_CLASS = -100  # of torch's cross_entropy
 

@@ -24,8 +24,7 @@ from torch.overrides import TorchFunctionMode
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_loss, name_of
 from gpupool.data.reading.trees import first_tensor, tensors
-from gpupool.engine.batches.form import label_of
-from gpupool.engine.batches.trees import main_output, part_of
+from gpupool.engine.batches.form import label_of, main_output, part_of
 from gpupool.engine.numerics import model_loss
 from gpupool.engine.numerics.class_loss import NO_CLASS, ClassMean, classes_first, require_tensor
 from gpupool.engine.numerics.model_loss import Counts

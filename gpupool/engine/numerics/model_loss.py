@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import first_tensor
-from gpupool.engine.batches.form import label_of
-from gpupool.engine.batches.trees import has_part, main_output, part_of
+from gpupool.engine.batches.form import has_part, label_of, main_output, part_of
 from gpupool.engine.numerics.class_loss import NO_CLASS, classes_first
 
 Counts = Callable[[Any, int], int | Tensor]

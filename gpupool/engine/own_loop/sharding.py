@@ -32,6 +32,7 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import Shuffle, TrainingOptions
 from gpupool.data import device as devices
+from gpupool.data.reading.shards import num_batches
 from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
@@ -40,22 +41,17 @@ from gpupool.engine.numerics.batch_norm import counting
 from gpupool.engine.process import this_rank
 
 
-def this_device() -> torch.device:
-    """The device of this rank: the pool's choice, that of `LOCAL_RANK` under torchrun, or the CPU.
-
-    The last of these in a process of its own, unless it has a GPU.
-    """
-    if "GPUPOOL_RANK" in os.environ:
-        return torch.device(this_rank().device)
-    if not devices.has_gpu():
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> World:
-    """This process among those of a group; None means all of them, as everywhere in torch."""
-    device = device or this_device()
-    # Without a group, in a process of its own, the same loop runs on one rank.
+    """This process among those of a group; None means all of them, as everywhere in torch.
+
+    On the device of this rank, unless given: the pool's choice, that of `LOCAL_RANK` under
+    torchrun, or the CPU. In a process of its own the same loop runs on one rank.
+    """
+    if device is None and "GPUPOOL_RANK" in os.environ:
+        device = torch.device(this_rank().device)
+    elif device is None:
+        place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if devices.has_gpu() else "cpu"
+        device = torch.device(place)
     if not dist.is_initialized():
         return World(0, 1, device)
     return World(dist.get_rank(group), dist.get_world_size(group), device, group)
@@ -77,7 +73,7 @@ class ShardedBatches:
         num = epoch_size(self.dataset)
         if not num:
             raise TypeError("nobody knows how many batches there are: the stream has no len()")
-        return -(-(num - self.samples_done) // self.options.batch_size)  # rounded up
+        return num_batches(num - self.samples_done, self.options.batch_size)
 
     def __iter__(self) -> Iterator[Share]:
         shares = epoch_shares(self.dataset, self.options, self.world, self.epoch, self.samples_done)
@@ -88,7 +84,7 @@ class ShardedBatches:
 
 def shard_batches(
     dataset: Dataset,
-    batch_size: int | None = None,
+    batch_size: int = 128,
     *,
     epoch: int = 1,
     seed: int = 0,
@@ -110,7 +106,6 @@ def shard_batches(
         dataset: a datastore, any map-style torch data set, or an `IterableDataset` that gives every
             rank the same samples.
         batch_size: samples of a step over all ranks; the last batch of an epoch may be smaller.
-            128 unless given.
         epoch: counts from 1; with the seed it says in which order the samples come.
         shuffle: as in `TrainingOptions`; True means "every-epoch", False "never".
         samples_done: how many samples of the epoch are left out, as they were trained on before.
@@ -121,22 +116,13 @@ def shard_batches(
     Raises:
         OptionsError: a number that makes no sense.
     """
-    words: dict[object, Shuffle] = {True: "every-epoch", False: "never"}
+    words: dict[Any, Any] = {True: "every-epoch", False: "never"}
+    shuffle = words.get(shuffle, shuffle)
     # Through the options of `train()`, so that both have the same batches and the same checks.
-    chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
-    given: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
-    options = TrainingOptions(
-        **given,
-        seed=seed,
-        shuffle=chosen,
-        weights=weights,
-    )
+    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=shuffle, weights=weights)
     options = with_data(options, dataset)
     if epoch < 1:
         raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
-    most = epoch_size(dataset)
-    if samples_done < 0 or (most and samples_done > most):
-        raise OptionsError.of("samples_done", samples_done, f"must be in 0..{most or 'all'}.")
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))
 
 
@@ -163,7 +149,7 @@ def weighted_loss(
     mean_loss = mean_loss if batch.num_here else torch.nan_to_num(mean_loss, 0.0, 0.0, 0.0)
     if num_counted is None:  # all numbers are known here: no collective is needed
         return mean_loss * (batch.num_here * world.size / batch.num_all)
-    here_ = torch.as_tensor(num_counted, dtype=torch.float64, device=mean_loss.device)
-    counted = here_ if batch.num_here else torch.zeros_like(here_)
+    counted = torch.as_tensor(num_counted, dtype=torch.float64, device=mean_loss.device)
+    counted = counted * (batch.num_here > 0)
     in_all = world.sum(counted.clone()).clamp(min=1)
     return mean_loss * (counted * world.size / in_all)

@@ -1,9 +1,8 @@
-"""Statistics over all training data, by all ranks together. Runs on engines; knows only torch."""
+"""Mean and deviation of all training inputs, by all ranks together. Runs on engines."""
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,23 +17,7 @@ from gpupool.engine.batches.share import Dataset
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 
-
-class _Moments(NamedTuple):
-    """How many values a channel has, their mean, and their squared deviations from it."""
-
-    num: int
-    mean: Tensor
-    deviations: Tensor
-
-    def joined(self, other: _Moments) -> _Moments:
-        """Those of both (Chan, Golub and LeVeque 1983, formula 2.1)."""
-        num, apart = self.num + other.num, other.mean - self.mean
-        mean = self.mean + apart * (other.num / max(num, 1))
-        between = apart.square() * (self.num * other.num / max(num, 1))
-        return _Moments(num, mean, self.deviations + other.deviations + between)
-
-
-_NOTHING = _Moments(0, *torch.zeros(2, dtype=torch.float64, device="cpu"))
+Moments = tuple[int, Tensor, Tensor]  # how many values a channel has, their mean and variance
 
 
 def fit_normalization(
@@ -50,26 +33,26 @@ def fit_normalization(
         raise OptionsError(
             "normalize='fit' for data that has with_normalization already: leave one of them out."
         )
-    here = _NOTHING
-    options = in_order(options)
+    here: list[Moments] = []
     draw = Draw(options.seed, 0)
-    for share in epoch_shares(dataset, options, world, 1, draw=draw, form=form):
+    for share in epoch_shares(dataset, in_order(options), world, 1, draw=draw, form=form):
         if not isinstance(share.inputs, Tensor) or share.inputs.ndim < 2:
             raise OptionsError(
                 "normalize='fit' needs inputs that are one tensor of channels, such as images; "
                 "normalize others in a transform."
             )
         if share.num_here:
-            here = here.joined(_moments(share.inputs.double()))
-    of_ranks = world.gather(_Moments(here.num, here.mean.cpu(), here.deviations.cpu()))
-    every = reduce(_Moments.joined, of_ranks, _NOTHING)
-    std = (every.deviations / every.num).sqrt()
+            values = share.inputs.double().transpose(0, 1).flatten(1)
+            var, mean = torch.var_mean(values, 1, correction=0)
+            here = [_joined([*here, (values.shape[1], mean.cpu(), var.cpu())])]
+    _, mean, var = _joined([one for of_rank in world.gather(here) for one in of_rank])
+    std = var.sqrt()
     std = std.where(std > 0, 1.0)  # a channel that never changes becomes 0, not NaN
-    return Normalization(tuple(every.mean.tolist()), tuple(std.tolist()))
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
 
 
-def _moments(inputs: Tensor) -> _Moments:
-    num = inputs.numel() // inputs.shape[1]
-    dims = [dim for dim in range(inputs.ndim) if dim != 1]
-    var, mean = torch.var_mean(inputs, dims, correction=0)
-    return _Moments(num, mean, var * num)
+def _joined(parts: Sequence[Moments]) -> Moments:
+    num = sum(n for n, _, _ in parts)
+    mean = sum(m * (n / num) for n, m, _ in parts)
+    var = sum((v + (m - mean).square()) * (n / num) for n, m, v in parts)
+    return num, torch.as_tensor(mean), torch.as_tensor(var)

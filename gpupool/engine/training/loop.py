@@ -230,7 +230,6 @@ class _Training:
             # Several ranks may say the same sentence: once is enough.
             self.warn("profile", list(dict.fromkeys(run.world.gather(self.trace.end()))))
         self.callbacks.call("end")
-        run.reporter.emit_waiting(run.step)
         share_statistics(run.evaluated, run.world)
         self.leave_weights()
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course
-from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, ValidationEvent, WarningEvent
+from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, ValidationEvent
 from gpupool.data.reading import loader
 from gpupool.engine.batches.order import epoch_size
-from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
+from gpupool.engine.batches.read_counts import NUM_READ, Pass, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.sums import Sums
@@ -77,7 +77,6 @@ class Reporter:
         counted = [one.num_correct, one.num_labeled, one.num_here]
         self._sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
         self._reads.add_skipped(share.skipped)
-        self._reads.add_wait(share.wait_s)
         at_s, wait_s = self.elapsed_s, share.wait_s
         self._steps.append(
             {"step": step, "epoch": epoch, "lr": lr, "elapsed_s": at_s, "data_wait_s": wait_s}
@@ -136,22 +135,22 @@ class Reporter:
         self._dataset = dataset
         num = epoch_size(dataset)
         num_left = num - samples_done if num else 0
-        self._reads.begin(f"epoch {epoch}", num_left, options.most_skipped(num))
+        self._reads.now = Pass(f"epoch {epoch}", num_left, options.most_skipped(num))
 
     def end_epoch(self) -> None:
         """An epoch is over: each sample was trained on, or skipped, once.
 
         Raises TrainingError if not.
         """
-        self._reads.check_complete(self._num_counted)
+        self._reads.now.check_complete(self._num_counted)
 
     def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
         """A validation begins, in an epoch or after it."""
-        self._training_pass = self._reads.pause()
+        self._training_pass = self._reads.now
         # of a stream its len(), if it has one, may be a guess
         num = 0 if is_stream(dataset) else num_samples(dataset)
         name = f"the validation after step {step}"
-        self._reads.begin(name, num, options.most_skipped(num))
+        self._reads.now = Pass(name, num, options.most_skipped(num))
 
     def end_validation(
         self, step: int, epoch: int, found: Evaluation, metrics: dict[str, float]
@@ -165,16 +164,10 @@ class Reporter:
         numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
         total, count, num_correct, num_labeled, num = numbers[:-NUM_READ]
         self._emit_reads(numbers[-NUM_READ:], step, epoch)
-        self._reads.check_complete(int(num))
-        self._reads.resume(self._training_pass)
+        self._reads.now.check_complete(int(num))
+        self._reads.now = self._training_pass
         loss, share = mean_loss(total, count), accuracy(num_correct, num_labeled)
         return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
-
-    def emit_waiting(self, step: int) -> None:
-        """Emit a warning if the ranks have waited long for their data; every rank calls it."""
-        sentence = self._reads.waiting()
-        if sentence:
-            self.emit(WarningEvent("data", sentence, step))
 
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
         read_by = "" if self._dataset is None else loader.read_by(self._dataset)

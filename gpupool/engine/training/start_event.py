@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -24,18 +24,14 @@ def start_event(
     steps_per_epoch: int,
     metrics: Sequence[str] | None,
 ) -> StartEvent:
-    """What is about to be done.
+    """What is about to be done, by resolved options.
 
-    Where the ranks are, the client knows better: it adds `devices` and `ranks`.
-
-    Args:
-        options: resolved ones.
-        steps_per_epoch: 0 of a stream.
-        metrics: the names of those asked for; None without a validation.
+    Where the ranks are, the client knows better: it adds `devices` and `ranks`. `steps_per_epoch`
+    is 0 of a stream; `metrics` are the names of those asked for, None without a validation.
     """
-    validates = metrics is not None
+    validates, every = metrics is not None, options.validate_every
     keeps_best = options.keep == "best" or (options.keep == "auto" and validates)
-    every = options.validate_every
+    every_steps = every if isinstance(every, int) else steps_per_epoch or -1
     return StartEvent(
         num_epochs=options.epochs,
         steps_per_epoch=steps_per_epoch,
@@ -47,40 +43,25 @@ def start_event(
         num_steps=total_steps(options, steps_per_epoch) or 0,
         objective=options.objective if validates else "",
         precision=options.precision,
-        validate_every=_in_steps(every, steps_per_epoch) if validates else 0,
+        validate_every=every_steps if validates else 0,
         patience=options.patience or 0,
         keep="best" if keeps_best else "last",
         started_at=time.time(),
-        unit="images" if are_images(dataset) else "samples",
+        unit="images" if _are_images(dataset) else "samples",
         metrics=tuple(metrics or ()),
     )
 
 
-def _in_steps(every: str | int, steps_per_epoch: int) -> int:
-    return every if isinstance(every, int) else steps_per_epoch or -1
-
-
-def are_images(dataset: Any) -> bool:
+def _are_images(dataset: Any) -> bool:
     """Whether samples are images, as far as the data set shows without being read."""
-    return all(_has_images(part) for part in _parts(dataset))
-
-
-def _has_images(dataset: Any) -> bool:
+    if isinstance(dataset, ConcatDataset):
+        return all(map(_are_images, dataset.datasets))
+    if isinstance(dataset, Subset):
+        return _are_images(dataset.dataset)
     if isinstance(dataset, TensorDataset):
-        shape = dataset.tensors[0].shape
         # Grey, RGB or RGBA images; other tensors of four dimensions are just samples.
+        shape = dataset.tensors[0].shape
         return len(shape) == 4 and shape[1] in (1, 3, 4)
     # torchvision's data sets; it need not be installed
     is_vision = any(cls.__name__ == "VisionDataset" for cls in type(dataset).__mro__)
     return is_vision or isinstance(dataset, Datastore)
-
-
-def _parts(dataset: Any) -> Iterator[Any]:
-    """What a data set is made of, where it is a wrapper that torch or we know."""
-    if isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            yield from _parts(part)
-    elif isinstance(dataset, Subset):
-        yield from _parts(dataset.dataset)
-    else:
-        yield dataset

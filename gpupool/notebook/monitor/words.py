@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpupool.core.data_wait import waiting_for_data
 from gpupool.core.formatting import (
     NONE,
     clock_time,
@@ -111,10 +110,15 @@ def notice(history: TrainingHistory) -> str:
 
 
 def bottleneck(history: TrainingHistory) -> str:
-    """What holds the training up, and what to change; "" if nothing does, or a warning says it."""
-    if any(event.about == "data" for event in history.warnings):
+    """What holds the training up, and what to change; "" if so little of it was waiting."""
+    share = history.data_wait_share
+    if history.data_wait_s < 1 or share <= 0.3:
         return ""
-    return waiting_for_data(history.data_wait_s, history.training_s)
+    return (
+        f"Waiting for data: {100 * share:.0f} % of the time. Make the transform faster, keep the "
+        "files on this host (ds.cached(limit_gib)), give each rank more cores, or try more "
+        "workers=."
+    )
 
 
 def clock(history: TrainingHistory) -> dict[str, float | bool | None]:

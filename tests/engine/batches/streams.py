@@ -1,4 +1,4 @@
-"""Data sets that are walked through, for tests; the ranks import this, so it imports little."""
+"""Data sets for tests of batches; the ranks import this, so it imports little."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from gpupool.core.errors import SampleError
 
@@ -15,10 +15,30 @@ DOUBLE = torch.float64
 
 
 def points(num: int) -> list[Any]:
-    """Points of 8 numbers in 3 classes, as `conftest.samples` has them."""
+    """Points of 8 numbers in 3 classes, as `samples` of trainings has them."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(num, 8, generator=generator, dtype=DOUBLE)
     return list(zip(inputs, inputs[:, :3].argmax(1), strict=True))
+
+
+def listed(num: int) -> TensorDataset:
+    """The same as tensors."""
+    inputs, targets = zip(*points(num), strict=True)
+    return TensorDataset(torch.stack(inputs), torch.stack(targets))
+
+
+class Points:
+    """The same with an index, and with noise that torch draws."""
+
+    def __init__(self, num: int, noise: float = 0.0) -> None:
+        self.rows, self.noise = points(num), noise
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        inputs, target = self.rows[index]
+        return inputs + self.noise * torch.rand(8, dtype=DOUBLE), target
 
 
 class Stream(IterableDataset[Any]):
@@ -46,23 +66,22 @@ class Sized(Stream):
         return self.num
 
 
-class SplitByRank(Stream):
-    """Gives every rank samples of its own, as other loops want it."""
+class Unlike(Stream):
+    """Gives every rank samples of its own, as other loops want it, or one rank a sample more."""
+
+    def __init__(self, num: int, splits: bool) -> None:
+        super().__init__(num)
+        self.splits = splits
 
     def __iter__(self) -> Iterator[Any]:
-        rows = points(self.num)
-        return iter(rows[dist.get_rank() :: dist.get_world_size()])
-
-
-class LongerOnRank1(Stream):
-    """One rank has a sample more."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(points(self.num)[: self.num - 1 + dist.get_rank()])
+        rows, rank = points(self.num), dist.get_rank()
+        return iter(
+            rows[rank :: dist.get_world_size()] if self.splits else rows[: rank - 1 or None]
+        )
 
 
 class Damaged(Stream):
-    """Some samples cannot be read; the stream goes on after them."""
+    """Sample 5 cannot be read; the stream goes on after it."""
 
     def __iter__(self) -> Iterator[Any]:
         return _Rows(points(self.num))
@@ -82,20 +101,3 @@ class _Rows:
         if self.number == 5:
             raise SampleError("row 5 is damaged", "rows/5", "damaged")
         return self.rows[self.number]
-
-
-class Rows:
-    """Rows as dicts with named columns, as Hugging Face's data sets have them."""
-
-    def __init__(self, num: int) -> None:
-        self.rows = points(num)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        inputs, label = self.rows[index]
-        return {"label": label, "image": inputs}
-
-    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-        return [self[index] for index in indices]

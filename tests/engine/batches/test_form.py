@@ -1,7 +1,8 @@
-"""Networks that give their loss, and want the targets of a pair for it."""
+"""What of a batch the network is called with, and what the loss gets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,127 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpupool import OptionsError, TrainingOptions
+from gpupool import DataError, OptionsError, TrainingOptions
+from gpupool.engine.batches.form import PLAIN, Keywords, Positions, called, form_of
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import samples, train_on, weights
 
 DOUBLE = torch.float64
+A, B, Y = torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0, 1])
+
+
+class Net(nn.Module):
+    """Has the `forward` that a test gives it."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = forward  # type: ignore[method-assign,assignment]
+
+
+def one(x: Any) -> Any: ...
+def two(left: Any, right: Any) -> Any: ...
+def with_targets(x: Any, targets: Any = None) -> Any: ...
+def of_tokens(ids: Any, labels: Any = None) -> Any: ...
+def passed_on(**columns: Any) -> Any: ...
+def of_batch(outputs: Any, batch: Any) -> Any: ...
+def of_targets(outputs: Any, targets: Any) -> Any: ...
+
+
+COLUMNS = {"left": A, "right": B, "label": Y}
+NAMED = "cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("forward", "loss", "options", "batch", "inputs", "targets"),
+    [
+        # pairs
+        (one, NAMED, {}, (A, Y), A, Y),
+        (one, NAMED, {}, ([A, B], Y), [A, B], Y),
+        (one, NAMED, {}, ({"a": A}, Y), {"a": A}, Y),
+        (two, NAMED, {}, ([A, B], Y), Positions((A, B)), Y),
+        (two, NAMED, {}, ({"left": A, "right": B, "n": 1}, Y), Keywords(left=A, right=B), Y),
+        (two, NAMED, {"inputs": (1, 0)}, ([A, B], Y), Positions((B, A)), Y),
+        (one, of_batch, {}, (A, Y), A, (A, Y)),
+        (two, of_targets, {"inputs": (0, 1), "targets": "batch"}, (A, B), Positions((A, B)),
+         (A, B)),
+        # pairs of a network that gives its loss
+        (with_targets, "output", {}, (A, Y), Positions((A, Y)), (A, Y)),
+        (two, None, {}, (A, Y), Positions((A, Y)), (A, Y)),
+        (two, None, {}, ([A, B], Y), Positions((A, B)), ([A, B], Y)),
+        (one, None, {}, (A, Y), A, (A, Y)),
+        # columns
+        (two, NAMED, {}, COLUMNS | {"text": "t"}, Keywords(left=A, right=B), Y),
+        (one, NAMED, {}, {"a": A, "label": Y}, A, Y),
+        (one, NAMED, {}, COLUMNS, {"left": A, "right": B}, Y),
+        (two, NAMED, {"targets": "c"}, {"left": A, "right": B, "c": Y},
+         Keywords(left=A, right=B), Y),
+        (two, NAMED, {"inputs": ("a", "b"), "targets": "c"}, {"a": A, "b": B, "c": Y},
+         Positions((A, B)), Y),
+        (one, NAMED, {"inputs": ("a",)}, {"a": A, "b": B, "label": Y}, A, Y),
+        (one, of_batch, {}, {"a": A, "label": Y}, A, {"a": A, "label": Y}),
+        (one, of_targets, {}, {"a": A, "b": B}, {"a": A, "b": B}, {"a": A, "b": B}),
+        (of_tokens, None, {}, {"ids": A, "label": Y, "text": "t"}, Keywords(ids=A, labels=Y),
+         {"ids": A, "label": Y, "text": "t"}),
+        (passed_on, None, {}, {"ids": A, "label": Y}, Keywords(ids=A, labels=Y),
+         {"ids": A, "label": Y}),
+        (one, NAMED, {}, {"a": A, "label": Y, "b": DataError("-")}, DataError, None),
+        (one, NAMED, {"inputs": ("a",)}, {"a": A, "label": Y, "b": DataError("-")}, A, Y),
+        (one, NAMED, {}, {"x": A, "y": Y}, DataError, None),
+        (two, NAMED, {}, {"a": A, "b": B, "label": Y}, DataError, None),
+        # others
+        (two, NAMED, {}, [A, B, Y], Positions((A, B)), Y),
+        (two, NAMED, {"inputs": (1, 2), "targets": 0}, [Y, A, B], Positions((A, B)), Y),
+        (two, NAMED, {"targets": 0}, [Y, A, B], Positions((A, B)), Y),
+        (one, NAMED, {}, [A, B, Y], DataError, None),
+        (one, "mse", {}, A, A, A),
+        (one, "mse", {}, [A], A, A),
+    ],
+)  # fmt: skip
+def test_what_goes_where(
+    forward: Any, loss: Any, options: dict[str, Any], batch: Any, inputs: Any, targets: Any
+) -> None:
+    form = form_of(Net(forward), loss, TrainingOptions(**options))
+    halves = batch if isinstance(batch, tuple) else (batch, None)
+    if inputs is DataError:
+        with pytest.raises(DataError):
+            form.halves(*halves)
+        return
+    found = form.halves(*halves)
+    assert shown(found) == shown((inputs, targets))
+
+
+def shown(tree: Any) -> str:
+    """Which tensors are where, and in what."""
+    if isinstance(tree, Tensor):
+        return {id(A): "A", id(B): "B", id(Y): "Y"}[id(tree)]
+    if isinstance(tree, dict):
+        return f"{type(tree).__name__}{ {name: shown(part) for name, part in tree.items()} }"
+    if isinstance(tree, (list, tuple)):
+        return f"{type(tree).__name__}{[shown(part) for part in tree]}"
+    return repr(tree)
+
+
+def test_without_a_network_rows_are_pairs_of_columns() -> None:
+    assert PLAIN.halves({"a": A, "label": Y}, None) == (A, Y)
+
+
+def test_a_network_is_called_by_name_or_by_place() -> None:
+    def take(*values: Any, **named: Any) -> Any:
+        return values, named
+
+    for inputs, expected in [
+        (Keywords(left=1), ((), {"left": 1})),
+        (Positions((1, 2)), ((1, 2), {})),
+        ({"left": 1}, (({"left": 1},), {})),
+    ]:
+        assert called(Net(take), inputs) == expected
+
+
+def test_a_column_by_its_name_goes_into_a_tuple() -> None:
+    with raises(OptionsError, "inputs", "inputs=('pixels',)"):
+        TrainingOptions(inputs="pixels")
+    assert TrainingOptions(inputs=("pixels",)).inputs == ("pixels",)
 
 
 class Scored(nn.Module):
@@ -30,42 +146,11 @@ class Scored(nn.Module):
         return scores, None if targets is None else functional.cross_entropy(scores, targets)
 
 
-class Lost(Scored):
-    """Gives its loss alone, of two arguments that it must have, whatever they are called."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(self.head(x), y)
-
-
-class TwoInputs(Scored):
-    """Of a pair it wants the inputs alone, and these are two."""
-
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        return self.head(torch.cat([first, second], 1)).square().mean()
-
-
-@pytest.mark.parametrize("make", [Scored, Lost])
-def test_a_network_of_inputs_and_targets_gives_its_loss_on_any_ranks(
-    pools: Pools, make: type[Scored]
-) -> None:
+def test_a_network_of_inputs_and_targets_gives_its_loss_on_any_ranks(pools: Pools) -> None:
     settings: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.1, "loss": "output"}
     data = samples(21, DOUBLE)
     plain = train_on(pools[1], Scored().head, data, **settings | {"loss": "cross_entropy"})
-    for pool in pools.values():
-        found = train_on(pool, make(), data, **settings)
+    for n in (1, 3):
+        found = train_on(pools[n], Scored(), data, **settings)
         assert (weights(found.model) - weights(plain.model)).abs().max() < 1e-12
         assert found.history.loss == pytest.approx(plain.history.loss, abs=1e-12)
-
-
-def test_two_inputs_stay_two_inputs(pools: Pools) -> None:
-    x = torch.randn(16, 8, dtype=DOUBLE)
-    pairs = [((row[:4], row[4:]), 0) for row in x]
-    found = train_on(pools[1], TwoInputs(), pairs, loss="output", epochs=1, batch_size=16)
-    expected = Scored().head(x).square().mean().item()
-    assert found.history.loss == pytest.approx([expected], abs=1e-12)
-
-
-def test_a_column_by_its_name_goes_into_a_tuple() -> None:
-    with raises(OptionsError, "inputs", "inputs=('pixels',)"):
-        TrainingOptions(inputs="pixels")
-    assert TrainingOptions(inputs=("pixels",)).inputs == ("pixels",)

@@ -1,4 +1,4 @@
-"""Weights: which samples are in which batch, exactly, on any ranks."""
+"""Which samples are in which batch, and what each rank has of it: pure, on any ranks."""
 
 from __future__ import annotations
 
@@ -9,106 +9,126 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
+from torchvision.transforms import v2
 
-import gpupool
-from gpupool import OptionsError, SpmdError, TrainingOptions
+from gpupool import DataError, OptionsError, SpmdError, TrainingError, TrainingOptions
 from gpupool.core.options import sampling
+from gpupool.data.reading.shards import Indices
 from gpupool.engine.batches.order import epoch_batches
+from gpupool.engine.batches.share import Share, as_input, normalization_of
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
-from tests.engine.batches.points import Points
-from tests.engine.batches.streams import Stream
-from tests.engine.training.vectors import Backwards
+from tests.engine.batches.streams import Points, Stream
+from tests.engine.training.vectors import Backwards, Vectors
 from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import network, samples, train_on, weights
+from tests.support.trainings import network, samples, train_on
 
-DOUBLE = torch.float64
+CPU = torch.device("cpu")
 NUM = 50
 HEAVY = [0.0 if i < 10 else 1.0 + i % 3 for i in range(NUM)]
-ALONE = World(0, 1, torch.device("cpu"))
-ORDERS: dict[str, dict[str, Any]] = {
-    "plain": {"batch_size": 12},
-    "weights": {"weights": HEAVY, "batch_size": 12},
-}
 
 
-def batches(options: TrainingOptions, epoch: int, num: int = NUM) -> list[list[int]]:
-    data = samples(num)
-    found = epoch_batches(data, sampling.with_data(options, data), epoch)
-    return [batch.tolist() for batch in found]
+def shares_of(
+    data: Any, n: int = 1, epoch: int = 1, samples_done: int = 0, **settings: Any
+) -> list[list[Share]]:
+    """What each of n ranks gets of an epoch."""
+    options = sampling.with_data(TrainingOptions(**settings), data)
+    worlds = (World(rank, n, CPU) for rank in range(n))
+    return [list(epoch_shares(data, options, one, epoch, samples_done)) for one in worlds]
 
 
-def order(options: TrainingOptions, epoch: int, num: int = NUM) -> list[int]:
-    return [index for batch in batches(options, epoch, num) for index in batch]
+def order(options: TrainingOptions, epoch: int, data: Any = None) -> list[int]:
+    data = data or samples(NUM)
+    batches = epoch_batches(data, sampling.with_data(options, data), epoch)
+    return np.concatenate(batches).tolist()
 
 
-# ---- exact on any ranks, and resumed ------------------------------------------------------------
+def together(shares: tuple[Share, ...], half: str) -> Tensor:
+    return torch.cat([getattr(share, half)[: share.num_here] for share in shares])
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_any_number_of_ranks_trains_alike(pools: Pools, name: str) -> None:
-    settings = {"epochs": 3, "lr": 0.1, "metrics": ["f1"], **ORDERS[name]}
-    held_out = samples(31, DOUBLE, seed=1)
-    results = {
-        n: train_on(
-            pool,
-            network(DOUBLE),
-            Points(NUM, noise=0.1),
-            validation=held_out,
-            keep="last",
-            **settings,
-        )
-        for n, pool in ((1, pools[1]), (2, pools[2]), (3, pools[3]))
-    }
-    one = results[1]
-    for n in (2, 3):
-        assert results[n].history.loss == pytest.approx(one.history.loss, abs=1e-12)
-        assert (weights(results[n].model) - weights(one.model)).abs().max() < 1e-12
-    # Validations have each sample once, in its order.
-    assert [v.num_samples for v in one.history.validations] == [31] * 3
-    with torch.no_grad():
-        outputs = one.model(held_out.tensors[0])
-    expected = nn.functional.cross_entropy(outputs, held_out.tensors[1]).item()
-    assert one.history.validations[-1].loss == pytest.approx(expected, abs=1e-12)
-    assert len({tuple(s.loss for s in one.history.steps if s.epoch == e) for e in (1, 2)}) == 2
+# ---- shares -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ORDERS)
-def test_it_goes_on_in_the_middle_of_an_epoch_bitwise(
-    pools: Pools, tmp_path: Path, name: str
-) -> None:
-    settings = {"epochs": 3, "lr": 0.1, "checkpoint_every": 1, **ORDERS[name]}
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_size": 12},
+        {"batch_size": 12, "weights": HEAVY},
+        {"batch_size": 2, "shuffle": "never"},
+        {"batch_size": 12, "collate": torch.utils.data.default_collate, "samples_done": 24},
+        {"batch_size": 12, "epoch": 7, "on_error": "skip"},
+    ],
+)
+def test_shares_of_all_ranks_are_the_batches_of_one(n: int, settings: dict[str, Any]) -> None:
+    """With the same noise; a rank without samples holds one that counts nothing."""
+    for data in (Points(NUM, noise=0.1), Vectors(NUM, set(), noise=0.1)):
+        (alone,) = shares_of(data, **settings)
+        for whole, *parts in zip(alone, *shares_of(data, n, **settings), strict=True):
+            for half in ("inputs", "targets"):
+                assert torch.equal(together(tuple(parts), half), getattr(whole, half))
+            assert sum(part.num_here for part in parts) == whole.num_here
+            assert {(part.num_all, part.is_last) for part in parts} == {
+                (whole.num_all, whole.is_last)
+            }
+            assert {len(part.inputs) for part in parts if not part.num_here} <= {1}
+        assert [share.is_last for share in alone] == [False] * (len(alone) - 1) + [True]
 
-    def train(folder: str, **more: Any) -> Any:
-        chosen = {**settings, "checkpoint": str(tmp_path / folder), **more}
-        return train_on(pools[2], network(DOUBLE), Points(NUM, noise=0.1), **chosen)
 
-    whole = train("whole")
-    stop = len(whole.history.steps) // 2
-    train("part", max_steps=stop)
-    rest = train("part", resume=True)
-    assert [s.loss for s in rest.history.steps] == [s.loss for s in whole.history.steps]
-    assert torch.equal(weights(rest.model), weights(whole.model))
+def test_parts_of_a_batch_have_the_same_samples_on_any_ranks() -> None:
+    settings = {"batch_size": 10, "accumulate": 4, "batch_norm": "sync"}
+    (alone,) = shares_of(samples(53), **settings)
+    for whole, *parts in zip(alone, *shares_of(samples(53), 3, **settings), strict=True):
+        cut = [part.inputs[: part.num_here].split(part.part_sizes) for part in parts]
+        for number, expected in enumerate(whole.inputs.split(whole.part_sizes)):
+            assert torch.equal(torch.cat([one[number] for one in cut]), expected)
 
 
-def test_a_resume_with_other_weights_is_refused(pools: Pools, tmp_path: Path) -> None:
-    settings = {**ORDERS["weights"], "checkpoint": str(tmp_path), "max_steps": 2}
-    train_on(pools[1], network(), samples(NUM), **settings)
-    with raises(SpmdError, "resume", "weights"):
-        train_on(
-            pools[1], network(), samples(NUM), resume=True, **{**settings, "weights": [1.0] * NUM}
-        )
+def test_where_no_sample_of_a_share_can_be_read_another_stands_in() -> None:
+    bad = {0, 1, 4, 5}
+    settings = {"batch_size": 4, "shuffle": "never", "on_error": "skip"}
+    for rank, shares in enumerate(shares_of(Vectors(8, bad), 2, **settings)):
+        assert [share.num_here for share in shares] == ([0, 0] if rank == 0 else [2, 2])
+        assert [len(share.skipped) for share in shares] == ([2, 2] if rank == 0 else [0, 0])
+        assert all(torch.isfinite(share.inputs).all() for share in shares)
+    (few,) = shares_of(Vectors(1, set()), 2, **settings)[:1]
+    assert [(share.num_here, share.skipped) for share in few] == [(0, ())]
+    with raises(TrainingError, " 12 "):
+        shares_of(Vectors(12, set(range(12))), batch_size=12, on_error="skip")
 
 
-# ---- weights ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_a_network_gets_contiguous_images_however_they_lie_in_memory(dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (2, 3, 4, 5)).to(dtype)
+    by_pixel = images.contiguous(memory_format=torch.channels_last)
+    assert as_input(by_pixel).is_contiguous()
+    assert torch.equal(as_input(by_pixel), as_input(images))
+
+
+def test_normalization_is_what_torchvision_computes() -> None:
+    class Normalized(Vectors):
+        normalization = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    expected = v2.Normalize(*Normalized.normalization)(images.float() / 255)
+    normalization = normalization_of(Normalized(4, set()), CPU)
+    assert torch.allclose(as_input(images, normalization), expected, atol=1e-6)
+    assert torch.allclose(as_input(images.float() / 255, normalization), expected, atol=1e-6)
+    assert normalization_of(Vectors(4, set()), CPU) is None
+    with raises(DataError, " 3 ", " 1;", kind="channels"):
+        as_input(images[:, :1], normalization)
+
+
+# ---- orders -------------------------------------------------------------------------------------
 
 
 def test_samples_are_drawn_in_proportion_to_their_weights() -> None:
     options = TrainingOptions(weights=[0, 1, 3, 0], seed=5)
-    drawn = [index for epoch in range(1, 2001) for index in order(options, epoch, 4)]
+    drawn = [index for epoch in range(1, 2001) for index in order(options, epoch, samples(4))]
     assert len(drawn) == 8000  # as many as the data set has, each epoch
     counts = Counter(drawn)
     assert set(counts) == {1, 2}
@@ -123,14 +143,6 @@ def test_each_epoch_draws_others_and_once_draws_the_same() -> None:
     assert order(once, 1) == order(once, 2) == order(options, 1)
 
 
-class Labelled(Points):
-    """As torchvision's data sets: the labels are an attribute."""
-
-    def __init__(self, labels: list[int]) -> None:
-        super().__init__(len(labels))
-        self.targets = torch.tensor(labels)
-
-
 class Columns:
     """As Hugging Face's data sets: columns by name."""
 
@@ -142,78 +154,60 @@ class Columns:
         return len(next(iter(self.columns.values())))
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return self.columns[key]
-        return {name: values[key] for name, values in self.columns.items()}
+        return self.columns[key]
 
 
 @pytest.mark.parametrize("kind", ["attribute", "tensors", "part", "column"])
 def test_balanced_draws_each_class_as_often(kind: str) -> None:
     labels = [0] * 90 + [1] * 9 + [2]
     tensors = TensorDataset(torch.zeros(100, 2), torch.tensor(labels))
+    labelled = Points(100)
+    labelled.targets = torch.tensor(labels)  # type: ignore[attr-defined]
     data: Any = {
-        "attribute": Labelled(labels),
+        "attribute": labelled,
         "tensors": tensors,
         "part": Subset(Subset(tensors, range(100)), range(100)),
         "column": Columns(text=["a"] * 100, label=labels),
     }[kind]
-    options = sampling.with_data(TrainingOptions(weights="balanced"), data)
-    drawn = [
-        index for epoch in range(1, 201) for b in epoch_batches(data, options, epoch) for index in b
-    ]
+    options = TrainingOptions(weights="balanced")
+    drawn = [index for epoch in range(1, 201) for index in order(options, epoch, data)]
     counts = Counter(labels[index % 100] for index in drawn)
     assert all(count == pytest.approx(20_000 / 3, rel=0.05) for count in counts.values())
 
 
 def test_a_sample_that_comes_again_has_random_numbers_of_its_own() -> None:
-    data, options = Points(4, noise=1.0), TrainingOptions(weights=[0, 1, 0, 0], batch_size=3)
-    shares = list(epoch_shares(data, sampling.with_data(options, data), ALONE, 1))
-    inputs = torch.cat([share.inputs for share in shares])
-    noise = inputs - data.inputs[1]
-    assert len(inputs) == 4
-    assert len({tuple(row.tolist()) for row in noise}) == 4
-    assert bool(((noise >= 0) & (noise < 1)).all())
+    data = Points(4, noise=1.0)
+    (shares,) = shares_of(data, weights=[0, 1, 0, 0], batch_size=3)
+    noise = torch.cat([share.inputs for share in shares]) - data[1][0]
+    assert len({tuple(row.tolist()) for row in noise}) == len(noise) == 4
 
 
-# ---- own loops ----------------------------------------------------------------------------------
+def test_a_data_set_may_order_its_own_epochs() -> None:
+    class Twice(Vectors):
+        def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
+            return np.zeros(len(self), dtype=np.int64)
+
+    own = Backwards(20, set())
+    assert order(TrainingOptions(), 1, own) == list(range(20))[::-1]
+    assert order(TrainingOptions(shuffle="never"), 1, own) == list(range(20))
+    with raises(TrainingError, " Twice ", " 20 "):
+        order(TrainingOptions(), 1, Twice(20, set()))
 
 
-def test_own_loops_have_the_same_batches() -> None:
-    data = samples(NUM)
-    for settings in ORDERS.values():
-        mine = gpupool.shard_batches(data, epoch=2, **settings)
-        options = sampling.with_data(TrainingOptions(**settings), data)
-        shares = list(epoch_shares(data, options, ALONE, 2))
-        assert len(mine) == len(shares)
-        for one, other in zip(mine, shares, strict=True):
-            assert torch.equal(one.inputs, other.inputs)
+def test_weights_that_nothing_can_use_are_refused() -> None:
+    unknown = type("Stored", (), {"__len__": lambda self: 5, "__getitem__": None})()
+    for data, given in [
+        (Stream(5), [1.0] * 5),
+        (Backwards(5, set()), [1.0] * 5),
+        (unknown, [1.0]),
+        (unknown, "balanced"),
+    ]:
+        with raises(OptionsError, "weights"):
+            sampling.with_data(TrainingOptions(weights=given), data)
 
 
-# ---- what makes no sense ------------------------------------------------------------------------
-
-
-def test_data_sets_with_an_order_of_their_own_are_refused() -> None:
-    options = TrainingOptions(weights=HEAVY)
-    with raises(OptionsError, "weights"):
-        sampling.with_data(options, Stream(5))
-    with raises(OptionsError, "weights"):
-        sampling.with_data(options, Backwards(5, set()))
-
-
-@pytest.mark.parametrize("weights", [[1.0], "balanced"])
-def test_what_the_data_set_does_not_have_is_refused(pools: Pools, weights: Any) -> None:
-    with raises(OptionsError, "weights"):
-        train_on(pools[1], network(), Stored(5), weights=weights)
-
-
-class Stored:
-    """A data set that shows nothing of its samples."""
-
-    def __init__(self, num: int) -> None:
-        self.num = num
-
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, index: int) -> Any:
-        raise AssertionError("no sample is read to find out")
+def test_a_resume_with_other_weights_is_refused(pools: Pools, tmp_path: Path) -> None:
+    settings = {"batch_size": 12, "checkpoint": str(tmp_path), "max_steps": 2}
+    train_on(pools[1], network(), samples(NUM), weights=HEAVY, **settings)
+    with raises(SpmdError, "resume", "weights"):
+        train_on(pools[1], network(), samples(NUM), resume=True, weights=[1.0] * NUM, **settings)

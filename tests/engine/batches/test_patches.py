@@ -131,17 +131,3 @@ def test_a_value_that_means_nothing_is_named_where_masks_hold_the_indices(
         )
     ]
     assert torch.equal(*(weights(result.model) for result in results))
-
-
-def test_one_image_may_be_skipped_with_all_its_patches(pools: Pools, tmp_path: Path) -> None:
-    patches = make_streets(tmp_path).random_patches(8, per_image=3)
-    damaged = tmp_path / "images" / "5.png"
-    damaged.write_bytes(bytes(damaged.stat().st_size))
-    results = [
-        train_on(pools[n], network(), patches, on_error="skip", batch_size=4, epochs=1)
-        for n in (1, 2)
-    ]
-    assert results[0].skipped == results[1].skipped == {str(damaged): "damaged"}
-    first, second = (result.history for result in results)
-    assert first.reads.num_skipped == second.reads.num_skipped == 3
-    assert first.loss == pytest.approx(second.loss, abs=1e-5)

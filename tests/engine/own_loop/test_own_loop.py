@@ -48,12 +48,11 @@ def own_loop(num_samples: int, batch_size: int, epochs: int) -> list[float]:
     return [*losses, *weights(parallel.module).tolist()]
 
 
-@pytest.mark.parametrize("n", [2, 3])
-@pytest.mark.parametrize(("num_samples", "batch_size"), [(50, 12), (7, 3), (10, 2)])
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(50, 12), (10, 2)])
 def test_a_loop_of_these_pieces_equals_train(
-    pools: Pools, n: int, num_samples: int, batch_size: int
+    pools: Pools, num_samples: int, batch_size: int
 ) -> None:
-    own = pools[n].run(own_loop, num_samples, batch_size, 3)[0]
+    own = pools[3].run(own_loop, num_samples, batch_size, 3)[0]
     double = torch.float64
     data = samples(num_samples, double)
     result = train_on(pools[1], network(double), data, batch_size=batch_size, lr=0.1, epochs=3)
@@ -98,14 +97,10 @@ def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:
         assert torch.equal(ours.inputs, theirs.inputs)
     (ordered,) = gpupool.shard_batches(samples(5), 5, shuffle=False)
     assert torch.equal(ordered.inputs, samples(5).tensors[0])
-    for name, value in (
-        ("epoch", 0),
-        ("samples_done", 51),
-        ("shuffle", "sometimes"),
-    ):
+    for name, value in (("epoch", 0), ("samples_done", 51), ("shuffle", "sometimes")):
         wrong: dict[str, Any] = {name: value}
         with raises(OptionsError, name):
-            gpupool.shard_batches(samples(50), 16, **wrong)
+            list(gpupool.shard_batches(samples(50), 16, **wrong))
 
 
 # ---- the monitor -----------------------------------------------------------------------------

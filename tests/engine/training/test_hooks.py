@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -18,14 +17,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gpupool
-from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
+from gpupool import Pool, SpmdError, TrainingError, TrainingOptions, TrainingResult
 from gpupool.core.options.training_options import Profile
 from gpupool.data.stores.writable import Target
+from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
+from gpupool.engine.training.loop import fit
+from gpupool.engine.training.tensorboard import Board
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
 from tests.support.raising import raises, same_on
 from tests.support.trainings import network, samples, train_on
+
+ALONE = World(0, 1, torch.device("cpu"))
 
 
 class Notes:
@@ -54,18 +58,15 @@ class StopsAt:
         return (info.event, info.step, info.rank) == (self.event, self.step, self.rank)
 
 
+def train(pool: Pool, *, epochs: int = 1, **settings: Any) -> TrainingResult:
+    """Of four steps an epoch."""
+    return train_on(pool, network(), samples(16), batch_size=4, epochs=epochs, **settings)
+
+
 def test_callbacks_hear_of_six_events_on_every_rank(pools: Pools, tmp_path: Path) -> None:
     notes = Notes(tmp_path)
-    result = train_on(
-        pools[2],
-        network(),
-        samples(16),
-        validation=samples(8),
-        epochs=2,
-        batch_size=4,
-        checkpoint=str(tmp_path / "run"),
-        callbacks=[notes],
-    )
+    saved = {"checkpoint": str(tmp_path / "run"), "validation": samples(8)}
+    result = train(pools[2], epochs=2, callbacks=[notes], **saved)
     told = notes.read(0)
     assert told == notes.read(1)
     epoch = ["step"] * 4 + ["validation", "epoch", "checkpoint"]
@@ -79,33 +80,16 @@ def test_callbacks_hear_of_six_events_on_every_rank(pools: Pools, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("event", "step", "ends_after"),
-    [
-        ("start", 0, 0),
-        ("step", 3, 3),
-        ("step", 4, 4),
-        ("validation", 4, 4),
-        ("epoch", 4, 4),
-        ("checkpoint", 6, 6),
-    ],
+    ("event", "step"),
+    [("start", 0), ("step", 3), ("validation", 4), ("epoch", 4), ("checkpoint", 6)],
 )
 def test_true_from_one_rank_ends_training_on_all(
-    pools: Pools, tmp_path: Path, event: str, step: int, ends_after: int
+    pools: Pools, tmp_path: Path, event: str, step: int
 ) -> None:
-    result = train_on(
-        pools[2],
-        network(),
-        samples(16),
-        validation=samples(8),
-        epochs=5,
-        batch_size=4,
-        checkpoint=str(tmp_path),
-        checkpoint_every=3,
-        callbacks=[StopsAt(event, step, rank=1)],
-    )
-    assert result.stopped_by == "callback"
-    assert len(result.history.steps) == ends_after
-    assert result.history.status == "stopped"
+    saved = {"checkpoint": str(tmp_path), "checkpoint_every": 3, "validation": samples(8)}
+    result = train(pools[2], epochs=5, callbacks=[StopsAt(event, step, rank=1)], **saved)
+    assert (result.stopped_by, result.history.status) == ("callback", "stopped")
+    assert len(result.history.steps) == step
 
 
 def test_an_error_in_a_callback_names_it(pools: Pools) -> None:
@@ -114,38 +98,31 @@ def test_an_error_in_a_callback_names_it(pools: Pools) -> None:
             raise ValueError("not what I want")
 
     with pytest.raises(SpmdError, match="ValueError: not what I want") as caught:
-        train_on(pools[2], network(), samples(16), batch_size=4, callbacks=[watches_loss])
+        train(pools[2], callbacks=[watches_loss])
     shown = "\n".join(caught.value._render_traceback_())
     assert "in the callback" in shown
     assert "watches_loss, at 'step' after step 2" in shown
 
 
 @pytest.mark.parametrize("event", ["start", "end"])
-def test_what_fails_at_either_end_leaves_nothing_running(
-    pools: Pools, tmp_path: Path, event: str
-) -> None:
+def test_what_fails_at_either_end_leaves_nothing_running(tmp_path: Path, event: str) -> None:
     def fails(info: CallbackInfo) -> None:
         if info.event == event:
             raise ValueError("no")
 
-    def running() -> tuple[list[str], bool]:
-        names = {thread.name for thread in threading.enumerate()}
-        ours = {"gpupool-board", "gpupool-checkpoint"}
-        return sorted(names & ours), torch.autograd._profiler_enabled()
-
-    with pytest.raises(SpmdError, match="ValueError: no"):
-        train_on(
-            pools[1],
-            network(),
-            samples(16),
-            epochs=1,
-            batch_size=4,
-            callbacks=fails,
-            checkpoint=str(tmp_path / "run"),
-            tensorboard=str(tmp_path / "board"),
-            profile=Profile(url=str(tmp_path / "traces"), skip=0, steps=2),
-        )
-    assert pools[1].run(running)[0] == ([], False)
+    options = TrainingOptions(
+        epochs=1,
+        batch_size=4,
+        callbacks=fails,
+        checkpoint=str(tmp_path / "run"),
+        tensorboard=str(tmp_path / "board"),
+        profile=Profile(url=str(tmp_path / "traces"), skip=0, steps=2),
+    )
+    with pytest.raises(ValueError, match="no"):
+        fit(network(), samples(16), "cross_entropy", options, world=ALONE)
+    running = {thread.name for thread in threading.enumerate()}
+    assert not running & {"gpupool-board", "gpupool-checkpoint"}
+    assert not torch.autograd._profiler_enabled()
     assert len(list((tmp_path / "board").iterdir())) == 1  # what it had is written
 
 
@@ -168,43 +145,30 @@ def check_board(board: EventAccumulator, result: TrainingResult) -> None:
 
 
 def test_tensorboard_reads_what_was_told(pools: Pools, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "validation": samples(8),
-        "batch_size": 4,
-        "tensorboard": str(tmp_path / "board"),
-        "checkpoint": str(tmp_path / "run"),
-    }
-    first = train_on(pools[2], network(), samples(16), epochs=2, **settings)
+    urls = {"tensorboard": str(tmp_path / "board"), "checkpoint": str(tmp_path / "run")}
+    settings: dict[str, Any] = {"validation": samples(8), **urls}
+    first = train(pools[2], epochs=2, **settings)
     check_board(board_of(tmp_path / "board"), first)
     # One that goes on adds to it, and tells nothing twice.
-    longer = train_on(pools[2], network(), samples(16), epochs=3, resume="auto", **settings)
+    longer = train(pools[2], epochs=3, resume="auto", **settings)
     check_board(board_of(tmp_path / "board"), longer)
 
 
-def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
-    code = "import sys; sys.modules['tensorboard'] = None; "
-    code += "from gpupool.engine.training import tensorboard; "
-    code += "tensorboard.Board('s3://ada:canary@bucket/board')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    said = "TrainingError: tensorboard='s3://***@bucket/board' needs the package tensorboard: pip"
-    assert said in done.stderr
-    assert "canary" not in done.stderr.splitlines()[-1]
+def test_without_tensorboard_the_package_is_named_and_no_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
+    with raises(TrainingError, "'s3://***@bucket/board'", "gpupool[tensorboard]") as caught:
+        Board("s3://ada:canary@bucket/board")
+    assert "canary" not in str(caught.value)
 
 
 def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedServer) -> None:
     os.environ.update(s3.env)
     url = s3.make_bucket(f"board-{uuid4().hex}")
     pools[2].environment.set(s3.env)
-    result = train_on(
-        pools[2],
-        network(),
-        samples(16),
-        validation=samples(8),
-        epochs=1,
-        batch_size=4,
-        tensorboard=f"{url}/board",
-        profile=Profile(url=f"{url}/trace", skip=1, steps=2),
-    )
+    traced = {"profile": Profile(url=f"{url}/trace", skip=1, steps=2)}
+    result = train(pools[2], validation=samples(8), tensorboard=f"{url}/board", **traced)
     for name in Target(f"{url}/board").names():
         (tmp_path / name).write_bytes(Target(f"{url}/board").get(name))
     check_board(board_of(tmp_path), result)
@@ -218,14 +182,13 @@ def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedS
 
 
 def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
     late = Profile(url=str(tmp_path / "late"), skip=5)
-    result = train_on(pools[2], network(), samples(16), profile=late, **settings)
+    result = train(pools[2], profile=late)
     assert result.warnings == [
         "there is no trace: profile asks for steps 6 to 10, and training ended after 4"
     ]
     short = Profile(url=str(tmp_path / "short"), skip=2, steps=5)
-    result = train_on(pools[2], network(), samples(16), profile=short, **settings)
+    result = train(pools[2], profile=short)
     assert result.warnings[0].startswith("the trace is short")
     assert len(list((tmp_path / "short").iterdir())) == 2
 
@@ -238,16 +201,8 @@ def test_what_can_no_longer_be_written_is_a_warning(pools: Pools, tmp_path: Path
             folder.rename(tmp_path / "moved")
             folder.touch()
 
-    result = train_on(
-        pools[2],
-        network(),
-        samples(16),
-        epochs=1,
-        batch_size=4,
-        callbacks=spoils,
-        tensorboard=str(folder),
-        profile=Profile(url=str(folder), skip=2, steps=1),
-    )
+    traced = {"profile": Profile(url=str(folder), skip=2, steps=1)}
+    result = train(pools[2], callbacks=spoils, tensorboard=str(folder), **traced)
     assert result.stopped_by == "epochs"
     told = "\n".join(result.warnings)
     for rank in (0, 1):
@@ -265,7 +220,7 @@ def test_a_place_for_traces_that_cannot_be_written_to_is_told_before_training(
         ({"profile": Profile(url=file, skip=1)}, []),
     ):
         with raises(SpmdError, *names, file, ename="TrainingError") as caught:
-            train_on(pools[2], network(), samples(16), **option)
+            train(pools[2], **option)
         assert same_on(caught.value, 0, 1)
 
 

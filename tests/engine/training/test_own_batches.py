@@ -89,11 +89,20 @@ def plain(loss: Any, num_epochs: int = 2) -> Tensor:
 # ---- what a batch is ---------------------------------------------------------------------------
 
 
-def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(pools: Pools) -> None:
-    settings = {"loss": of_batch, "collate": padded, "weight": "tokens"}
-    curves(pools, Reader, Text(), **settings)
-    trained = train_on(pools[3], Reader(), Text(), **SETTINGS | settings)
-    assert (weights(trained.model) - plain(of_batch)).abs().max() < 1e-12
+def count(batch: dict[str, Tensor]) -> Tensor:
+    return (batch["labels"] >= 0).sum()
+
+
+@pytest.mark.parametrize(
+    "more", [{"weight": "tokens"}, {"weight": count}, {"weight": "tokens", "accumulate": 3}]
+)
+def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(
+    pools: Pools, more: dict[str, Any]
+) -> None:
+    settings = {"loss": of_batch, "collate": padded, **SETTINGS, **more}
+    for n in (1, 3):
+        trained = train_on(pools[n], Reader(), Text(), **settings)
+        assert (weights(trained.model) - plain(of_batch)).abs().max() < 1e-12
 
 
 def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pools) -> None:
@@ -120,23 +129,6 @@ def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pool
     assert last.metrics["perplexity"] == pytest.approx(torch.tensor(last.loss).exp().item())
 
 
-def test_weight_may_be_a_function_of_what_the_loss_gets(pools: Pools) -> None:
-    def count(batch: dict[str, Tensor]) -> Tensor:
-        return (batch["labels"] >= 0).sum()
-
-    curves(pools, Reader, Text(), loss=of_batch, collate=padded, weight=count)
-    trained = train_on(
-        pools[2], Reader(), Text(), loss=of_batch, collate=padded, weight=count, **SETTINGS
-    )
-    assert (weights(trained.model) - plain(of_batch)).abs().max() < 1e-12
-
-
-def test_parts_of_a_batch_make_the_same_step(pools: Pools) -> None:
-    settings = {"loss": of_batch, "collate": padded, "weight": "tokens", **SETTINGS}
-    parts = train_on(pools[2], Reader(), Text(), accumulate=3, **settings)
-    assert (weights(parts.model) - plain(of_batch)).abs().max() < 1e-12
-
-
 def test_with_a_loss_of_the_users_only_certain_accuracies_are_shown(pools: Pools) -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
@@ -154,68 +146,7 @@ def test_with_a_loss_of_the_users_only_certain_accuracies_are_shown(pools: Pools
     assert result.history.steps[0].accuracy is not None
 
 
-class TwoInputs(nn.Module):
-    """Needs two inputs, by name or one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.left, self.right = nn.Linear(4, 3, dtype=DOUBLE), nn.Linear(4, 3, dtype=DOUBLE)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.left(left) - self.right(right)
-
-
 POINTS = torch.randn(21, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
-CLASSES = POINTS[:, :3].argmax(1)
-
-
-@pytest.mark.parametrize(
-    ("row", "settings"),
-    [
-        (lambda x, y: ((x[:4], x[4:]), y), {}),
-        (lambda x, y: ({"left": x[:4], "right": x[4:], "name": "n"}, y), {}),
-        (lambda x, y: {"left": x[:4], "right": x[4:], "label": y, "text": "t"}, {}),
-        (lambda x, y: (x[:4], x[4:], y), {}),
-        (lambda x, y: (y, x[:4], x[4:]), {"inputs": (1, 2), "targets": 0}),
-        (lambda x, y: {"a": x[:4], "b": x[4:], "c": y}, {"inputs": ("a", "b"), "targets": "c"}),
-        (lambda x, y: {"left": x[:4], "right": x[4:], "class": y}, {"targets": "class"}),
-        (lambda x, y: (y, x[:4], x[4:]), {"targets": 0}),
-    ],
-    ids=["pair", "named pair", "columns", "three", "numbers", "names", "target", "first"],
-)
-def test_samples_of_any_structure(pools: Pools, row: Any, settings: dict[str, Any]) -> None:
-    rows = [row(x, y) for x, y in zip(POINTS, CLASSES, strict=True)]
-    found = train_on(pools[2], TwoInputs(), rows, **SETTINGS | settings)
-    expected = train_on(
-        pools[1],
-        TwoInputs(),
-        [((x[:4], x[4:]), y) for x, y in zip(POINTS, CLASSES, strict=True)],
-        **SETTINGS,
-    )
-    assert found.history.loss == pytest.approx(expected.history.loss, abs=1e-12)
-    assert found.history.accuracy == expected.history.accuracy
-
-
-class Judged(nn.Module):
-    """Computes its loss itself, of inputs and targets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network(DOUBLE)
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"loss": functional.cross_entropy(self.inner(x), y)}
-
-
-@pytest.mark.parametrize("kind", ["pairs", "columns"])
-def test_a_network_that_computes_its_loss_gets_the_targets(pools: Pools, kind: str) -> None:
-    points = samples(21, DOUBLE)
-    rows = [{"x": x, "y": y} for x, y in points] if kind == "columns" else points
-    curves(pools, Judged, rows, loss=None)
-    found = train_on(pools[2], Judged(), rows, loss="output", **SETTINGS)
-    expected = train_on(pools[1], network(DOUBLE), points, **SETTINGS)
-    assert found.history.loss == pytest.approx(expected.history.loss, abs=1e-12)
 
 
 def test_a_data_set_without_targets_is_its_own_target(pools: Pools) -> None:
@@ -344,24 +275,18 @@ class Aside(nn.Module):
         return self.inner(x), x
 
 
-def wrong(pools: Pools, *names: str, **settings: Any) -> None:
-    data, model = settings.pop("data"), settings.pop("model", network(DOUBLE))
-    with raises(SpmdError, *names, ename=settings.pop("ename", "DataError")):
-        train_on(pools[2], model, data, **SETTINGS | settings)
-
-
 def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
-    three = [(x, x, y) for x, y in zip(POINTS, CLASSES, strict=True)]
-    wrong(pools, data=three)
-    wrong(pools, data=[{"x": x, "y": y} for x, y in zip(POINTS, CLASSES, strict=True)])
-    wrong(pools, data=Text(), model=Reader())
-    columns = [{"a": x, "b": x, "label": y} for x, y in zip(POINTS, CLASSES, strict=True)]
-    wrong(pools, "inputs", data=columns, model=TwoInputs())
-    wrong(pools, "inputs", data=samples(9, DOUBLE), inputs="kwargs")
-    own = {"data": samples(9, DOUBLE), "ename": "TrainingError"}
-    wrong(pools, "weight", weight="tokens", loss="mse", **own)
-    wrong(pools, "loss", loss="output", **own)
-    wrong(pools, "loss", model=Aside(), **own)
+    data = samples(9, DOUBLE)
+    cases: list[tuple[str, nn.Module, Any, dict[str, Any]]] = [
+        ("DataError", network(DOUBLE), [(x, x, y) for x, y in data], {}),
+        ("DataError", Reader(), Text(), {}),
+        ("TrainingError", network(DOUBLE), data, {"weight": "tokens", "loss": "mse"}),
+        ("TrainingError", network(DOUBLE), data, {"loss": "output"}),
+        ("TrainingError", Aside(), data, {}),
+    ]
+    for ename, model, rows, settings in cases:
+        with raises(SpmdError, ename=ename):
+            train_on(pools[2], model, rows, **SETTINGS | settings)
 
 
 def mixed(rows: list[Any], training: bool = True) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,28 +68,6 @@ def test_a_resumed_one_is_bitwise_the_one_that_went_on(pools: Pools, tmp_path: P
     resumed = train(pools, 2, resume=True, **kept)
     assert resumed.history.loss[-6:] == whole.history.loss[-6:]
     assert torch.equal(weights(resumed.model), weights(whole.model))
-
-
-class Waiting(Dataset[Any]):
-    """Samples that computing waits for."""
-
-    def __len__(self) -> int:
-        return 600
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(0.01)
-        return torch.ones(8, dtype=DOUBLE), index % 3
-
-
-@pytest.mark.long
-def test_a_training_that_waits_for_its_data_says_what_to_change(pools: Pools) -> None:
-    result = train_on(
-        pools[2], network(DOUBLE), Waiting(), workers=0, batch_size=12, epochs=1, max_steps=30
-    )
-    (warning,) = [one for one in result.history.warnings if one.about == "data"]
-    assert "workers=" in warning.message
-    quick = train_on(pools[2], network(DOUBLE), samples(600, DOUBLE), batch_size=12, epochs=1)
-    assert not [one for one in quick.history.warnings if one.about == "data"]
 
 
 class Computing(Dataset[Any]):

@@ -37,7 +37,7 @@ def rows(history: TrainingHistory) -> dict[str, str]:
 
 
 def test_there_is_a_row_for_what_was_told() -> None:
-    read = DataEvent(1, 1, 8, 8, 2, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}, "8 workers")
+    read = DataEvent(1, 1, 2, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}, "8 workers")
     shown = rows(history_of([START, STEP, read, CheckpointEvent(1, "s3://a/b")]))
     assert shown["Read by"] == "8 workers"
     assert shown["Reads retried"] == "2 (503 SlowDown)"
