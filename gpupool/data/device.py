@@ -38,14 +38,18 @@ class Mark(Protocol):
         """Milliseconds on the device from here to `end`; both are reached, and timed."""
 
 
-class Counter(Protocol):
+class Counter:
     """Counts what the device has completed. Reading it asks the device nothing."""
+
+    _value = 0
 
     def advance(self) -> None:
         """One more, once the device has done what it was given before."""
+        self._value += 1
 
     def value(self) -> int:
         """How many it has completed by now; from any thread."""
+        return self._value
 
 
 class Memory(NamedTuple):
@@ -79,8 +83,7 @@ class Device:
     def is_done(self) -> bool:
         """Whether the stream of the moment is empty; waits for nothing.
 
-        Raises:
-            RuntimeError: the context is lost, so that nothing works on it any more.
+        Raises RuntimeError if the context is lost, so that nothing works on it any more.
         """
         return True
 
@@ -90,8 +93,7 @@ class Device:
     def wait(self) -> None:
         """As `synchronize`; an interrupt ends it while the stream of the moment has work.
 
-        Raises:
-            RuntimeError: what the device has given instead of results.
+        Raises RuntimeError: what the device has given instead of results.
         """
         began = time.perf_counter()
         while not self.is_done():
@@ -102,7 +104,7 @@ class Device:
 
     def counter(self) -> Counter:
         """One that counts from 0."""
-        return _Count()
+        return Counter()
 
     def copy_to_host(self, source: Tensor) -> tuple[Tensor, Mark]:
         """Begin to copy a tensor into memory of the host: the copy, and where it is whole."""
@@ -111,7 +113,7 @@ class Device:
 
     def host_buffer(self, like: Tensor) -> Tensor:
         """Memory of the host in this shape and layout, which the device can copy from and to."""
-        return torch.empty_like(like, device="cpu")
+        return torch.empty_like(like, device="cpu", pin_memory=self.device.type == "cuda")
 
     def seed(self, key: int) -> None:
         """Set its random numbers; those of the CPU are another generator."""
@@ -133,33 +135,29 @@ class Cuda(Device):
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def make_current(self) -> None:
-        """Make it the device of this thread, where libraries do not say which they mean."""
+        """As for any device."""
         torch.cuda.set_device(self.device)
 
     def mark(self, *, timed: bool = False) -> Mark:
-        """The place behind all that it has been given, in the stream of the moment."""
+        """An event."""
         event = torch.cuda.Event(enable_timing=timed)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def is_done(self) -> bool:
-        """Whether the stream of the moment is empty; waits for nothing."""
+        """As for any device."""
         return torch.cuda.current_stream(self.device).query()
 
     def synchronize(self) -> None:
-        """Wait for all of its streams; other threads run meanwhile."""
+        """As for any device."""
         torch.cuda.synchronize(self.device)
 
     def counter(self) -> Counter:
-        """One that counts from 0."""
-        return _PinnedCount(self.device)
-
-    def host_buffer(self, like: Tensor) -> Tensor:
-        """Pinned memory of the host in this shape and layout."""
-        return torch.empty_like(like, device="cpu", pin_memory=True)
+        """One that the GPU counts."""
+        return _PinnedCounter(self.device)
 
     def seed(self, key: int) -> None:
-        """Set its random numbers; those of the CPU are another generator."""
+        """As for any device."""
         torch.cuda.default_generators[self.device.index].manual_seed(key)
 
     def memory(self) -> Memory:
@@ -173,7 +171,41 @@ class Cuda(Device):
             torch.cuda.empty_cache()
 
 
-# ---- which there are ---------------------------------------------------------------------------
+class _Reached:
+    """A place that was reached when it was marked."""
+
+    def __init__(self, at_s: float) -> None:
+        self._at_s = at_s
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Reached, /) -> float:
+        return 1000 * (end._at_s - self._at_s)
+
+
+class _PinnedCounter(Counter):
+    """A number on the GPU, which its stream copies into pinned memory: two launches, some 8 us.
+
+    Events would do, too, but a thread that asks for one can wait behind a full launch queue.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._done = torch.zeros((), dtype=torch.int64, pin_memory=True)
+        self._seen = self._done.numpy()  # reading it makes no call of torch
+
+    def advance(self) -> None:
+        with torch.no_grad():
+            self._count += 1
+            self._done.copy_(self._count, non_blocking=True)
+
+    def value(self) -> int:
+        return int(self._seen)
+
 
 _devices: dict[torch.device, Device] = {}
 
@@ -212,53 +244,3 @@ def gpu_in_use() -> Cuda | None:
 def has_gpu() -> bool:
     """Whether torch can use a GPU here."""
     return torch.cuda.is_available()
-
-
-# ---- inside ------------------------------------------------------------------------------------
-
-
-class _Reached:
-    """A place that was reached when it was marked."""
-
-    def __init__(self, at_s: float) -> None:
-        self._at_s = at_s
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: _Reached, /) -> float:
-        return 1000 * (end._at_s - self._at_s)
-
-
-class _Count:
-    def __init__(self) -> None:
-        self._value = 0
-
-    def advance(self) -> None:
-        self._value += 1
-
-    def value(self) -> int:
-        return self._value
-
-
-class _PinnedCount:
-    """A number on the GPU, which its stream copies into pinned memory: two launches, some 8 us.
-
-    Events would do, too, but a thread that asks for one can wait behind a full launch queue.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
-        self._done = torch.zeros((), dtype=torch.int64, pin_memory=True)
-        self._seen = self._done.numpy()  # reading it makes no call of torch
-
-    def advance(self) -> None:
-        with torch.no_grad():
-            self._count += 1
-            self._done.copy_(self._count, non_blocking=True)
-
-    def value(self) -> int:
-        return int(self._seen)

@@ -27,38 +27,21 @@ from torch.overrides import TorchFunctionMode
 from gpupool.data.reading.samples import Draw
 
 # Those that take a generator.
-_RANDOM: frozenset[Callable[..., Any]] = frozenset(
-    {
-        torch.rand,
-        torch.randn,
-        torch.randint,
-        torch.randperm,
-        torch.normal,
-        torch.bernoulli,
-        torch.multinomial,
-        torch.poisson,
-        torch.binomial,
-        torch._sample_dirichlet,
-        torch._standard_gamma,
-        Tensor.bernoulli,
-        Tensor.multinomial,
-        Tensor.bernoulli_,
-        Tensor.cauchy_,
-        Tensor.exponential_,
-        Tensor.geometric_,
-        Tensor.log_normal_,
-        Tensor.normal_,
-        Tensor.random_,
-        Tensor.uniform_,
-    }
-)
+_FUNCTIONS = "rand randn randint randperm normal bernoulli multinomial poisson binomial"
+_FUNCTIONS += " _sample_dirichlet _standard_gamma"
+_METHODS = "bernoulli multinomial bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_"
+_METHODS += " random_ uniform_"
+_RANDOM: list[Callable[..., Any]] = [
+    *(getattr(torch, name) for name in _FUNCTIONS.split()),
+    *(getattr(Tensor, name) for name in _METHODS.split()),
+]
 # Those that take none, and what does the same in place with one.
 _LIKE: dict[Callable[..., Any], Callable[..., Tensor]] = {
     torch.rand_like: Tensor.uniform_,
     torch.randn_like: Tensor.normal_,
     torch.randint_like: Tensor.random_,
 }
-_KEYED = _RANDOM | frozenset(_LIKE)
+_KEYED = frozenset([*_RANDOM, *_LIKE])
 
 
 class DrawsError(Exception):
@@ -140,16 +123,12 @@ class _Keyed(TorchFunctionMode):
 
     def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
         """Where a random function puts its numbers."""
-        if args and isinstance(args[0], Tensor):
-            return args[0].device
         if kwargs.get("device") is not None:
             return torch.device(kwargs["device"])
-        others = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        tensor = next(others, None)
-        if tensor is not None:
-            return tensor.device
-        if self._default_device is None:
-            self._default_device = torch.get_default_device()
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                return value.device
+        self._default_device = self._default_device or torch.get_default_device()
         return self._default_device
 
     def _generator(self, device: torch.device) -> torch.Generator:

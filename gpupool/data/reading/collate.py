@@ -120,25 +120,19 @@ def _numbers_of(value: Any) -> Any:
 
 def _collated(name: str, values: list[Any], pin: bool) -> Any:
     arrays = [value for value in values if isinstance(value, (Tensor, np.ndarray))]
-    shapes = {tuple(value.shape) for value in arrays}
-    kinds = {str(getattr(value, "dtype", type(value).__name__)) for value in values}
+    shapes = sorted({tuple(value.shape) for value in arrays})
+    kinds = sorted({str(getattr(value, "dtype", type(value).__name__)) for value in values})
     # Found here, because the error of torch does not say what to do.
     if len(shapes) > 1:
         raise _differing(name, shapes)
+    told = f"no batch can be made of these {name} ({', '.join(kinds)}); change what the transform "
+    told += "or the data set returns"
     if arrays and len(kinds) > 1:
-        raise DataError(
-            f"the {name} of one batch differ in type ({', '.join(sorted(kinds))}); "
-            "change what the transform or the data set returns",
-            "types",
-        )
+        raise DataError(told, "types")
     try:
         return _stacked(values, pin) if isinstance(values[0], Tensor) else default_collate(values)
     except (TypeError, RuntimeError, KeyError) as error:
-        raise DataError(
-            f"no batch can be made of these {name} ({', '.join(sorted(kinds))}); change what the "
-            f"transform or the data set returns: {error}",
-            "no batch",
-        ) from None
+        raise DataError(f"{told}: {error}", "no batch") from None
 
 
 def _stacked(values: list[Tensor], pin: bool) -> Tensor:
@@ -158,12 +152,10 @@ def _stacked(values: list[Tensor], pin: bool) -> Tensor:
     return made.permute(0, 3, 1, 2) if by_pixel else made
 
 
-def _differing(name: str, shapes: set[tuple[int, ...]]) -> DataError:
+def _differing(name: str, shapes: list[tuple[int, ...]]) -> DataError:
     """The error for images, or others, of several sizes in one batch."""
-    shown = [" x ".join(map(str, shape)) for shape in sorted(shapes)[:3]]
-    more = ", ..." if len(shapes) > 3 else ""
+    shown = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3])
     if all(len(shape) == 3 for shape in shapes):  # else words, points, boxes
-        name = "images" if name == "inputs" else name
         cure = (
             "give them one size with ds.with_transform(torchvision.transforms.v2.Resize((height, "
             "width)))"
@@ -173,5 +165,4 @@ def _differing(name: str, shapes: set[tuple[int, ...]]) -> DataError:
             "pad them in a function that makes the batch, train(..., collate=function), as "
             "torch.nn.utils.rnn.pad_sequence or transformers.DataCollatorWithPadding do"
         )
-    told = f"the {name} of one batch differ in size ({', '.join(shown)}{more}); {cure}"
-    return DataError(told, "sizes")
+    return DataError(f"the {name} of one batch differ in size ({shown}); {cure}", "sizes")

@@ -26,18 +26,10 @@ except ImportError:  # an extra
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """All that is opened, whatever a file is called. Pillow knows 40 more: few are ever asked for, and
 each is another parser that anybody's file would reach; of PostScript, it would run the program."""
-_FOREIGN = {
-    "AVIF": rb"(?s)....ftyp.{0,24}avi[fs]",
-    "HEIC": rb"(?s)....ftyp(hei|hev|mif1|msf1)",
-    "JPEG 2000": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51",
-    "JPEG XL": rb"\0\0\0\x0cJXL |\xff\x0a",
-    "PDF": rb"%PDF",
-    "Photoshop": rb"8BPS",
-}
+_PHONES = {"AVIF": rb"(?s)....ftyp.{0,24}avi[fs]", "HEIC": rb"(?s)....ftyp(hei|hev|mif1|msf1)"}
 _JPEG = ("JPEG", "MPO")  # an MPO is a JPEG with others behind it, as of many phones
 _SCAN = b"\xff\xda\0[\x08\x0a\x0c\x0e][\1-\4]"  # how each begins: mark, length, components
 _MAX_SCANS = 100  # ten are usual; each goes over all pixels, and may have a few bytes
-_MOST_COUNTED = 1000  # pages: a file may have them without end
 
 
 def decode(data: bytes, name: str) -> torch.Tensor:
@@ -58,8 +50,8 @@ def open_image(data: bytes, name: str, what: str) -> Iterator[Image.Image]:
     """The image in the file `name`; its pixels are not decoded yet.
 
     Raises SampleError, also for what the block raises: "empty" (0 bytes), "too large" (for Pillow,
-    as its header says, before memory is taken), "animated", "pages" (of a TIFF), the name of a
-    format that is known and not opened, or "damaged": it is not `what`.
+    as its header says, before memory is taken), "animated", "pages" (of a TIFF), "HEIC" and "AVIF"
+    (which are not opened), or "damaged": it is not `what`.
     """
     if not data:
         raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
@@ -68,44 +60,26 @@ def open_image(data: bytes, name: str, what: str) -> Iterator[Image.Image]:
             if image.format in _JPEG:
                 _check_scans(data)
             elif getattr(image, "is_animated", False):
-                raise _several(image, name)
+                reason = "pages" if image.format == "TIFF" else "animated"
+                told = f"{name} has several pictures ({reason}); store each as a file of its own"
+                raise SampleError(told, name, reason)
             yield image
     except SampleError:
         raise
     except UnidentifiedImageError:  # its message has the address of a buffer
-        raise _unknown(data, name, what) from None
+        for kind, start in _PHONES.items():
+            if re.match(start, data):
+                told = f"{name} is a {kind} file, whatever it is called; convert it to JPEG or PNG"
+                raise SampleError(told, name, kind) from None
+        known = ", ".join(FORMATS)
+        told = f"{name} is damaged or not {what}: it has no header of a known format ({known})"
+        raise SampleError(told, name) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise SampleError(
-            f"{name} has too many pixels; store it smaller, or cut into pieces: {error}",
-            name,
-            "too large",
-        ) from None
+        told = f"{name} has too many pixels; store it smaller, or cut into pieces: {error}"
+        raise SampleError(told, name, "too large") from None
     except Exception as error:  # decoders raise whatever they like about damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise SampleError(f"{name} is damaged or not {what}: {reason}", name) from None
-
-
-def _unknown(data: bytes, name: str, what: str) -> SampleError:
-    """The error for a file of a format that is not opened."""
-    kind = next((kind for kind, start in _FOREIGN.items() if re.match(start, data)), None)
-    if kind is not None:
-        told = f"is a {kind} file, whatever it is called; convert it to JPEG or PNG"
-        return SampleError(f"{name} {told}", name, kind)
-    known = ", ".join(FORMATS)
-    told = f"is damaged or not {what}: it has no header of a known format ({known})"
-    return SampleError(f"{name} {told}", name)
-
-
-def _several(image: Image.Image, name: str) -> SampleError:
-    """The error for a file of more than one picture."""
-    if image.format != "TIFF":
-        return SampleError(f"{name} is an animation; store one picture a file", name, "animated")
-    pages = 1
-    with contextlib.suppress(EOFError):
-        while pages < _MOST_COUNTED:
-            image.seek(pages)
-            pages += 1
-    return SampleError(f"{name} has {pages} pages; store each as a file of its own", name, "pages")
 
 
 def _check_scans(data: bytes) -> None:

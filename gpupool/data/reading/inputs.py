@@ -68,10 +68,6 @@ class Pictures:
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return self.decode(index, self.fetch(index), None)
 
-    def num_bytes(self, index: int) -> int:
-        """Unknown, as nothing was listed."""
-        return 0
-
     def fetch(self, index: int) -> Any:
         """What is in memory, or the name and the bytes of a file."""
         item = self._items[index]

@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,8 +62,6 @@ def load_batches(
     What reading raises is raised by the `next()` of that batch. Closing the iterator, also by an
     exception or by leaving the last reference, ends the threads; those that wait for a store end
     when it answers.
-
-    Raises DataError if the images of a batch differ in size.
     """
     reading = Reading(draw, skip, collate, devices.of(device).device, depth)
     if depth == 0:
@@ -92,15 +89,12 @@ class _Known:
         self._workers: list[Workers] = []
         self._free: list[Workers] = []
 
-    def __str__(self) -> str:
-        if self.by_threads or self.num_workers is None:
-            return ""
-        if self.num_workers == 0:
-            return "the training's own thread"
-        return f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
-
-    def by_workers(self, batches: Sequence[Indices], reading: Reading) -> Reads:
-        """Batches that workers read, which are the next one's afterwards."""
+    def by_workers(
+        self, given: list[Batch | None], batches: Sequence[Indices], reading: Reading
+    ) -> Reads:
+        """Those given, then batches that workers read, which are the next one's afterwards."""
+        while given:
+            yield given.pop(0)  # it is the caller's then
         if not self._free:
             self._workers.append(Workers(self._unread, self.num_workers or 1, self.collate))
             self._free.append(self._workers[-1])
@@ -115,25 +109,8 @@ class _Known:
             workers.close()
 
 
-class _Kept:
-    """What is known of data sets, for about so many passes over each."""
-
-    def __init__(self, passes: int) -> None:
-        self.passes = passes
-        self.known: dict[tuple[int, int], _Known] = {}  # by ids of what they hold
-
-    def of(self, dataset: Any, collate: Collate | None) -> _Known:
-        key = id(dataset), id(collate)
-        if key not in self.known:
-            self.known[key] = _Known(dataset, collate)
-        return self.known[key]
-
-    def close(self) -> None:
-        for known in self.known.values():
-            known.close()
-
-
-_kept: _Kept | None = None
+_kept: list[_Known] | None = None
+_passes = 1
 
 
 @contextmanager
@@ -142,22 +119,27 @@ def kept(passes: int = 1) -> Iterator[None]:
 
     Each is read about `passes` times. Inside of another one, that counts.
     """
-    global _kept
+    global _kept, _passes
     if _kept is not None:
         yield
         return
-    _kept = mine = _Kept(passes)
+    mine: list[_Known] = []
+    _kept, _passes = mine, passes
     try:
         yield
     finally:
-        _kept = None
-        mine.close()
+        _kept, _passes = None, 1
+        for known in mine:
+            known.close()
 
 
 def read_by(dataset: Any) -> str:
     """By what a data set is read, while it is `kept`: "8 workers"; "" where that is not known."""
-    known = () if _kept is None else _kept.known.values()
-    return next((str(one) for one in known if one.dataset is dataset), "")
+    for known in _kept or ():
+        if known.dataset is dataset and not known.by_threads and known.num_workers is not None:
+            num = known.num_workers
+            return f"{num} worker{'s' * (num > 1)}" if num else "the training's own thread"
+    return ""
 
 
 # ---- ways -----------------------------------------------------------------------------------
@@ -166,8 +148,13 @@ def read_by(dataset: Any) -> str:
 def _read(
     dataset: Any, batches: Sequence[Indices], reading: Reading, num_workers: int | None
 ) -> Reads:
-    mine = _kept or _Kept(1)
-    known = mine.of(dataset, reading.collate)
+    mine, passes = [] if _kept is None else _kept, _passes
+    given: list[Batch | None] = []
+    same = (one for one in mine if one.dataset is dataset and one.collate is reading.collate)
+    known = next(same, None)
+    if known is None:
+        known = _Known(dataset, reading.collate)
+        mine.append(known)
     try:
         if known.by_threads:
             try:
@@ -175,21 +162,26 @@ def _read(
                 return
             except DrawsError:  # before the first batch
                 known.by_threads = False
-        given: list[Batch | None] = []
         if known.num_workers is None and num_workers is None:
-            num_samples = mine.passes * sum(map(len, batches))
-            given, known.num_workers = _first(known.rows, batches, reading, num_samples)
+            num_empty = next((i for i, one in enumerate(batches) if len(one)), len(batches))
+            given += [None] * num_empty
+            if num_empty < len(batches):
+                num_samples = passes * sum(map(len, batches))
+                batch, num = _first(known.rows, batches[num_empty], reading, num_samples)
+                given.append(batch)
+                known.num_workers = num
+                del batch
         elif known.num_workers is None:
             known.num_workers = num_workers
         left = batches[len(given) :]
         if known.num_workers and len(left):
-            yield from read_ahead(known.by_workers(left, reading), reading, given=given)
+            yield from read_ahead(known.by_workers(given, left, reading), reading)
         else:
             yield from given
             yield from _here(known.rows, left, reading)
     finally:
         if mine is not _kept:
-            mine.close()
+            known.close()
 
 
 def _here(rows: Rows, batches: Sequence[Indices], reading: Reading) -> Reads:
@@ -201,41 +193,24 @@ def _here(rows: Rows, batches: Sequence[Indices], reading: Reading) -> Reads:
         del batch  # it is the caller's now
 
 
-def _first(
-    rows: Rows, batches: Sequence[Indices], reading: Reading, num_samples: int
-) -> tuple[list[Batch | None], int | None]:
-    """The batches up to the first that is not empty, and how many workers shall read the others."""
-    given: list[Batch | None] = []
-    for indices in batches:
-        if len(indices) == 0:
-            given.append(None)
-            continue
-        # The first sample may import modules, and open files.
-        num_first = min(1, len(indices) - 1)
-        with _generators_kept(rows, reading):
-            samples = rows.samples(indices[:num_first], reading)
-            wall_s, cpu_s = time.perf_counter() - _queued_s(), time.thread_time()
-            samples += rows.samples(indices[num_first:], reading)
-            batch = made(samples, indices, reading)
-            wall_s = time.perf_counter() - _queued_s() - wall_s
-            cpu_s = time.thread_time() - cpu_s
-        if any(tensor.is_cuda for tensor in tensors((batch.inputs, batch.targets))):
-            return [*given, batch], 0  # a forked process cannot use a GPU
-        num_cores, num_timed = torch.get_num_threads(), len(indices) - num_first
-        num = num_workers_for(wall_s / num_timed, cpu_s / num_timed, num_samples, num_cores)
-        if num and (said := little_shared_memory()):
-            warnings.warn(f"{said} Until then no workers read the data.", stacklevel=2)
-            num = 0
-        return [*given, batch], num
-    return given, None
-
-
-def _queued_s() -> float:
-    """How long this thread has waited for a core, which is not waiting for its data."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # a kernel without it
-        return 0.0
+def _first(rows: Rows, indices: Indices, reading: Reading, num_samples: int) -> tuple[Batch, int]:
+    """The first batch, and how many workers shall read the others."""
+    num_first = min(1, len(indices) - 1)  # it may import modules, and open files
+    with _generators_kept(rows, reading):
+        samples = rows.samples(indices[:num_first], reading)
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        samples += rows.samples(indices[num_first:], reading)
+        batch = made(samples, indices, reading)
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+    if any(tensor.is_cuda for tensor in tensors((batch.inputs, batch.targets))):
+        return batch, 0  # a forked process cannot use a GPU
+    num_timed = len(indices) - num_first
+    num_cores = torch.get_num_threads()
+    num = num_workers_for(wall_s / num_timed, cpu_s / num_timed, num_samples, num_cores)
+    if num and (said := little_shared_memory()):
+        warnings.warn(f"{said} Until then no workers read the data.", stacklevel=2)
+        num = 0
+    return batch, num
 
 
 @contextmanager

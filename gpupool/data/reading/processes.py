@@ -13,12 +13,12 @@ import signal
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -63,7 +63,18 @@ class Workers:
     def read(self, batches: Sequence[Indices], reading: Reading) -> Reads:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
         self._tasks[:] = [(indices, reading.draw, reading.skip) for indices in batches]
-        for batch in self._answers():
+        answers = iter(self._loader)
+        for _ in batches:
+            try:
+                sent = next(answers)
+            except (RuntimeError, EOFError, OSError) as error:  # the data set's come as answers
+                raise DataError(
+                    "a worker that reads samples for this rank was killed, or has ended itself; "
+                    "most often memory has run out: choose fewer workers=, or a smaller batch_size "
+                    f"({error})",
+                    "worker died",
+                ) from None
+            batch = pickle.loads(sent)  # nosec B301 # from our own process
             if isinstance(batch, _Raised):
                 raise batch.error()
             if batch is not None and reading.pin:
@@ -71,18 +82,6 @@ class Workers:
                 batch = batch._replace(inputs=inputs, targets=targets)
             yield batch
             del batch  # it is the caller's now
-
-    def _answers(self) -> Iterator[Any]:
-        try:
-            for sent in self._loader:
-                yield pickle.loads(sent)  # nosec B301 # from our own process
-        except (RuntimeError, EOFError, OSError) as error:  # those of the data set come as answers
-            raise DataError(
-                "a worker that reads samples for this rank was killed, or has ended itself; most "
-                "often memory has run out: choose fewer workers=, or a smaller batch_size "
-                f"({error})",
-                "worker died",
-            ) from None
 
 
 def unread(dataset: Any) -> Any:
@@ -165,76 +164,52 @@ class _Answers(Dataset[Any]):
         try:
             if self._rows is None:  # a copy opens files of its own, where its class does that
                 self._rows = Rows(unread(self._dataset))
-            return _pickled(self._rows.batch(indices, Reading(draw, skip, self._collate)))
+            batch = self._rows.batch(indices, Reading(draw, skip, self._collate))
+            try:
+                return bytes(ForkingPickler.dumps(batch))  # its tensors lie in shared memory
+            except Exception:  # a class that only the notebook has
+                return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
-            return _pickled_error(error)
-
-
-def _pickled(batch: Any) -> bytes:
-    try:
-        return bytes(ForkingPickler.dumps(batch))  # its tensors lie in shared memory
-    except Exception:  # a class that only the notebook has
-        return bytes(cloudpickle.dumps(batch))
-
-
-def _pickled_error(error: BaseException) -> bytes:
-    try:
-        sent = bytes(cloudpickle.dumps(error))
-        pickle.loads(sent)  # nosec B301 # made just now
-    except Exception:  # its class may want arguments of its own
-        words = "".join(traceback.format_exception_only(error)).strip()
-        sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
-    return pickle.dumps(_Raised(sent, _frames(error)))
-
-
-class _Frame(NamedTuple):
-    """A frame of a traceback, with the line that was reached."""
-
-    path: str
-    name: str
-    qualname: str
-    line: int
-    module: str
+            return pickle.dumps(_Raised.of(error))
 
 
 class _Raised(NamedTuple):
-    """An error, pickled, and where it was raised: from the first frame on that is not ours."""
+    """An error, pickled, and where it was raised: from the first frame on that is not ours.
+
+    Each place is a file, a function, a line and a module.
+    """
 
     pickled: bytes
-    frames: list[_Frame]
+    places: list[tuple[str, str, int, str]]
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Raised:
+        """As it was raised here."""
+        places: list[tuple[str, str, int, str]] = []
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code
+            if places or not code.co_filename.startswith(_OURS):
+                module = frame.f_globals.get("__name__", "")
+                places.append((code.co_filename, code.co_name, line, module))
+        try:
+            sent = bytes(cloudpickle.dumps(error))
+            pickle.loads(sent)  # nosec B301 # made just now
+        except Exception:  # its class may want arguments of its own
+            words = "".join(traceback.format_exception_only(error)).strip()
+            sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
+        return cls(sent, places)
 
     def error(self) -> BaseException:
         """It, as if it had been raised here."""
         error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
         found: TracebackType | None = None
-        for frame in reversed(self.frames):
-            made = _made(frame)
-            found = TracebackType(found, made, made.f_lasti, frame.line)
+        for path, name, line, module in reversed(self.places):
+            code = compile("import sys\nframe = sys._getframe()", path, "exec")
+            in_line = b"\xef\0" * len(code.co_code)  # all of it, without a column
+            code = code.replace(
+                co_name=name, co_qualname=name, co_firstlineno=line, co_linetable=in_line
+            )
+            names: dict[str, Any] = {"__name__": module}
+            exec(code, names)  # noqa: S102 - our own line # nosec B102 # our own line
+            found = TracebackType(found, names["frame"], names["frame"].f_lasti, line)
         return error.with_traceback(found)
-
-
-def _frames(error: BaseException) -> list[_Frame]:
-    found: list[_Frame] = []
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        code = frame.f_code
-        if found or not code.co_filename.startswith(_OURS):
-            module = frame.f_globals.get("__name__", "")
-            one = _Frame(code.co_filename, code.co_name, code.co_qualname, line, module)
-            found.append(one)
-    return found
-
-
-def _made(of: _Frame) -> FrameType:
-    """A frame of this file, function, line and module, as tracebacks show the one that was."""
-    code = compile("import sys\nframe = sys._getframe()", of.path, "exec")
-    num_left, table = len(code.co_code) // 2, b""
-    while num_left > 0:  # all in this line, without a column
-        table += bytes([0x80 | 13 << 3 | min(num_left, 8) - 1, 0])
-        num_left -= 8
-    named = code.replace(
-        co_name=of.name, co_qualname=of.qualname, co_firstlineno=of.line, co_linetable=table
-    )
-    names: dict[str, Any] = {"__name__": of.module}
-    exec(named, names)  # noqa: S102 - our own line # nosec B102 # our own line
-    frame: FrameType = names.pop("frame")
-    return frame

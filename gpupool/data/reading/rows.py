@@ -8,7 +8,7 @@ What a sample draws from torch, numpy and Python's `random` depends on (seed, ep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +57,10 @@ class Rows:
         self.dataset = dataset
         self._is_ours = isinstance(dataset, Samples)
         self._num = len(dataset) if hasattr(dataset, "__len__") else 0
-        self._gives_many = not self._is_ours and _gives_many(dataset)
+        inner = dataset
+        while type(inner) is Subset:  # which has `__getitems__` in any case
+            inner = inner.dataset
+        self._gives_many = hasattr(inner, "__getitems__") and not self._is_ours
 
     def batch(self, indices: Indices, reading: Reading) -> Batch | None:
         """The samples as a batch; None if there are none."""
@@ -75,40 +78,35 @@ class Rows:
         """The samples, with a `Skipped` for each that is left out."""
         places = [int(index) for index in indices]
         many = self._many(places, reading) if self._gives_many and places else None
-        return list(self._one_by_one(places, reading)) if many is None else many
+        return [self._sample(place, reading) for place in places] if many is None else many
 
     def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
         """What the data set gives in one call; None if they must be read one by one."""
         with seeded(reading.draw, places[0]) as draws:
             before = generators()
             try:
-                samples = list(self.dataset.__getitems__([self._row(place) for place in places]))
+                samples = list(self.dataset.__getitems__(list(map(self._row, places))))
             except SampleError:
                 if not reading.skip:
                     raise
                 return None
             has_drawn = getattr(draws, "has_drawn", False) or generators() != before
         # What one call draws for several samples is not that of each of them alone.
-        if reading.draw is not None and has_drawn:
-            self._gives_many = False
-            return None
-        return samples
+        self._gives_many = reading.draw is None or not has_drawn
+        return samples if self._gives_many else None
 
-    def _one_by_one(self, places: list[int], reading: Reading) -> Iterator[Any]:
-        for place in places:
-            try:
-                with seeded(reading.draw, place):
-                    yield self._sample(place, reading.draw)
-            except SampleError as error:
-                if not reading.skip:
-                    raise
-                yield Skipped.of(error)
-
-    def _sample(self, place: int, draw: Draw | None) -> Any:
-        if not self._is_ours:
-            return self.dataset[self._row(place)]
-        number, row = divmod(place, self._num)
-        return self.dataset.decode(row, self.dataset.fetch(row), numbered(draw, number))
+    def _sample(self, place: int, reading: Reading) -> Any:
+        row = self._row(place)
+        try:
+            with seeded(reading.draw, place):
+                if not self._is_ours:
+                    return self.dataset[row]
+                draw = numbered(reading.draw, place // self._num)
+                return self.dataset.decode(row, self.dataset.fetch(row), draw)
+        except SampleError as error:
+            if not reading.skip:
+                raise
+            return Skipped.of(error)
 
     def _row(self, place: int) -> int:
         return place % self._num if self._num else place
@@ -126,11 +124,3 @@ def made(
 def is_table(dataset: Any) -> bool:
     """Whether rows are taken out of two tensors in memory, which draws nothing."""
     return type(dataset) is TensorDataset and len(dataset.tensors) == 2
-
-
-def _gives_many(dataset: Any) -> bool:
-    """Whether a data set gives several samples in one call of its own."""
-    # A Subset has `__getitems__` in any case.
-    if type(dataset) is Subset:
-        return _gives_many(dataset.dataset)
-    return hasattr(dataset, "__getitems__")

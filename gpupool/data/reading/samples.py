@@ -67,23 +67,21 @@ class Skipped(NamedTuple):
 class Samples(Protocol):
     """A data set of pairs (input, target) that are read in two parts; see the module.
 
-    It may also have `epoch_order(seed, epoch, batch_size) -> Indices`, a permutation of its indices
-    that is the same for every number of ranks: in which order its epochs go best.
+    Both raise SampleError if this sample cannot be read but others can, and are called by several
+    threads at once. It may also have `epoch_order(seed, epoch, batch_size) -> Indices`, a
+    permutation of its indices that is the same for every number of ranks: in which order its epochs
+    go best.
     """
 
     def __len__(self) -> int: ...
 
     def fetch(self, index: int) -> Any:
-        """What has to be waited for, such as the bytes of a file. Called by many threads at once.
-
-        Raises SampleError if this sample cannot be read but others can, DataError otherwise.
-        """
+        """What has to be waited for, such as the bytes of a file."""
 
     def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, Any]:
-        """The pair (input, target) from what `fetch` gave; computes. Called by several threads.
+        """The pair (input, target) from what `fetch` gave; computes.
 
         `draw` keys the random numbers of augmentation; None: drawn from torch's own generator.
-        Raises SampleError if the sample is damaged.
         """
 
 

@@ -32,10 +32,8 @@ def epoch_order(
     """The samples of one epoch in order: shape (num_samples,), every index exactly once.
 
     It depends on the arguments alone: not on the number of ranks, nor on what was drawn before, so
-    any epoch can be made again at once when training resumes.
-
-    Args:
-        weights: draws the samples in proportion, with replacement.
+    any epoch can be made again at once when training resumes. `weights` draw the samples in
+    proportion, with replacement.
     """
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)

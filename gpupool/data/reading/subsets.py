@@ -19,8 +19,9 @@ from gpupool.data.reading.samples import Draw, Samples, numbered
 
 def opened(dataset: Any) -> Any:
     """A `Samples` for a Subset or ConcatDataset of such, also nested; anything else as it is."""
-    is_nested = type(dataset) in (Subset, ConcatDataset)
-    return Nested(dataset) if is_nested and all(map(_is_ours, parts(dataset))) else dataset
+    if type(dataset) not in (Subset, ConcatDataset):
+        return dataset
+    return Nested(dataset) if all(isinstance(one, Samples) for one in parts(dataset)) else dataset
 
 
 def parts(dataset: Any) -> list[Any]:
@@ -83,7 +84,3 @@ class Nested:
         part, row, own = leaf(self.whole, index, draw)
         made: tuple[Any, Any] = part.decode(row, fetched, own)
         return made
-
-
-def _is_ours(dataset: Any) -> bool:
-    return isinstance(dataset, Samples)

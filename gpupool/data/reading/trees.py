@@ -31,14 +31,8 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """
     if isinstance(tree, Tensor):
         return function(tree)
-    if isinstance(tree, Mapping):
-        # Hugging Face's batches and outputs are mappings whose class the network may rely on.
-        changed = {name: map_tensors(function, part) for name, part in tree.items()}
-        return changed if type(tree) is dict else remade(tree, changed)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a named one takes its parts singly
-        return type(tree)(*(map_tensors(function, part) for part in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(function, part) for part in tree)
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _mapped(lambda part: map_tensors(function, part), tree)
     return tree
 
 
@@ -58,21 +52,28 @@ def rows(tree: Any, start: int, stop: int, num: int) -> Any:
         if not tree.ndim or len(tree) != num:
             raise ValueError(f"a tensor of shape {tuple(tree.shape)}")
         return tree[start:stop]
-    if isinstance(tree, Mapping):
-        cut = {name: rows(part, start, stop, num) for name, part in tree.items()}
-        return cut if type(tree) is dict else remade(tree, cut)
     if isinstance(tree, (list, tuple)):
         parts = list(tensors(tree))
-        if parts and all(part.ndim and len(part) == num for part in parts):
-            cut_parts = [rows(part, start, stop, num) for part in tree]
-            is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
-            return type(tree)(*cut_parts) if is_named else type(tree)(cut_parts)
-        if len(tree) == num:
+        if not parts or any(not part.ndim or len(part) != num for part in parts):
+            if len(tree) != num:
+                raise ValueError(f"a {type(tree).__name__} of {len(tree)}")
             return tree[start:stop]
-        raise ValueError(f"a {type(tree).__name__} of {len(tree)}")
+    if isinstance(tree, (Mapping, list, tuple)):
+        return _mapped(lambda part: rows(part, start, stop, num), tree)
     if isinstance(tree, (int, float, str, bool, type(None), Exception)):
         return tree
     raise ValueError(f"a {type(tree).__name__}")
+
+
+def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A dict, list or tuple of the same class, with `function` of each part."""
+    if isinstance(tree, Mapping):
+        # Hugging Face's batches and outputs are mappings whose class the network may rely on.
+        changed = {name: function(part) for name, part in tree.items()}
+        return changed if type(tree) is dict else remade(tree, changed)
+    if hasattr(tree, "_fields"):  # a named one takes its parts singly
+        return type(tree)(*map(function, tree))
+    return type(tree)(map(function, tree))
 
 
 def remade(tree: Any, changed: dict[Any, Any]) -> Any:

@@ -73,9 +73,9 @@ def test_what_is_read_ahead_is_bounded() -> None:
     loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
     for _ in range(3):
         next(loading)
-    until(lambda: len(dataset.fetched) >= 128)
+    until(lambda: len(dataset.fetched) >= 192)
     time.sleep(0.05)  # what it should not do has no event
-    assert len(dataset.fetched) <= (3 + 3) * 4 + 128  # taken, made, and under way
+    assert len(dataset.fetched) <= 3 * 4 + 192  # taken, and under way
     loading.close()
 
 

@@ -38,7 +38,7 @@ class Later(Device):
         return _Stuck()
 
 
-class _Stuck:
+class _Stuck(Counter):
     def advance(self) -> None:
         pass
 
