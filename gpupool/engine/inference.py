@@ -26,8 +26,8 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
-from gpupool.engine.metrics.named import classes, confusion_counts
-from gpupool.engine.numerics.class_loss import require_outputs
+from gpupool.engine.metrics.named import labelled, likeliest
+from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.process import pool_folder
 
@@ -79,8 +79,10 @@ def confusion(sent: Job) -> list[list[int]] | None:
     def count(outputs: Any, share: Share) -> None:
         nonlocal counts
         if share.num_here:
-            scored = classes(*NO_LOSS.scored(outputs, share.targets))
-            counts = confusion_counts(*scored) + counts
+            scored = NO_LOSS.scored(outputs, share.targets)
+            found, actual, num = labelled(*scored, NO_CLASS, likeliest)
+            places = actual * num + found[:, 0]
+            counts = places.bincount(minlength=num**2).view(num, num) + counts
 
     world, job = received(sent)
     _pass(job, world, count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -77,35 +76,18 @@ class Evaluation:
     def add(self, outputs: Any, share: Share) -> None:
         """Count a share: see `each_share`."""
         self.skipped += share.skipped
-        gathers = self._options.gather
-        if not (share.num_here or gathers):
+        gathers, num, targets = self._options.gather, share.num_here, share.targets
+        if not (num or gathers):
             return
-        halves = outputs, share.targets
         with autocast(self._world.device, self._options.precision):
-            if gathers:
-                halves = gathered(*halves, share.num_here, self._world)
-            if self._options.collate is not None and not self.sums.any():  # the first share
-                _warn_of_mixtures(self._loss, *halves)
-            mean_loss = self._loss(*halves)
-        if share.num_here:
-            loss_count = self._loss.num_counted(share.targets, share.num_here)
-            loss_count = share.num_here if gathers else loss_count
-            self.sums += _row(self._loss, mean_loss, loss_count, outputs, share)
-            self._metrics.update(outputs, share.targets)
-
-
-def _warn_of_mixtures(loss: Loss, outputs: Any, targets: Any) -> None:
-    """Targets that are probabilities of classes have no class that could be right."""
-    outputs, targets = loss.scored(outputs, targets)
-    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    is_soft = are_tensors and targets.is_floating_point() and targets.shape == outputs.shape
-    if loss.is_of_classes and is_soft and torch.allclose(targets.sum(1), targets.new_ones(())):
-        warnings.warn(
-            "the targets are probabilities of classes, so that there is no accuracy. If collate= "
-            "mixes samples, give it a parameter training=True, which is False where nothing is "
-            "trained.",
-            stacklevel=2,
-        )
+            of_all = gathered(outputs, targets, num, self._world) if gathers else (outputs, targets)
+            mean_loss = self._loss(*of_all)
+        if num:
+            count = num if gathers else self._loss.num_counted(targets, num)
+            correct = count_correct(self._loss, outputs, targets, num) or (0, 0)
+            numbers = mean_loss.double() * count, count, *correct, num
+            self.sums += torch.stack([_number(number, mean_loss.device) for number in numbers])
+            self._metrics.update(outputs, targets)
 
 
 def count_correct(
@@ -138,13 +120,6 @@ def mean_loss(total: float, count: float) -> float:
 def accuracy(num_correct: float, num_labeled: float) -> float | None:
     """A share (0..1), None where nothing has a class."""
     return num_correct / num_labeled if num_labeled else None
-
-
-def _row(loss: Loss, mean: Tensor, loss_count: int | Tensor, outputs: Any, share: Any) -> Tensor:
-    device = mean.device
-    correct = count_correct(loss, outputs, share.targets, share.num_here) or (0, 0)
-    numbers = mean.double() * loss_count, loss_count, *correct, share.num_here
-    return torch.stack([_number(number, device) for number in numbers])
 
 
 def _number(number: float | Tensor, device: torch.device) -> Tensor:

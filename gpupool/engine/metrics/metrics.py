@@ -1,7 +1,7 @@
 """Metrics that are exact over ranks, whatever share of the samples each has. Runs on engines.
 
-They are those of torchmetrics. Every rank adds up what it sees; the sums are put together once, at
-the end, and every rank then knows the same values.
+Every rank adds up what it sees; that is put together once, at the end, and every rank then knows
+the same values.
 
     metrics = make_metrics(["accuracy", "f1"], device)
     metrics.update(outputs, targets)          # of each share, if it has samples
@@ -12,57 +12,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_metrics, name_of
+from gpupool.data.reading.trees import map_tensors
 from gpupool.engine.batches.form import main_output, part_of
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.named import Measured, mean_of, named
-from gpupool.engine.metrics.torchmetrics import TorchMetric, looks_so
+from gpupool.engine.metrics.named import Summed, mean_of, named
 from gpupool.engine.numerics.class_loss import NO_CLASS
 
 Picked = Callable[[Any, Any], tuple[Any, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A metric by name, and what it is computed of: `pick` (outputs, targets) -> the same."""
-
-    name: str
-    metric: Measured | TorchMetric
-    pick: Picked
-
-
 class Metrics:
-    """Several metrics of one network, by name."""
+    """Several metrics of one network, and what of (outputs, targets) each is computed of."""
 
-    def __init__(self, entries: Sequence[_Entry] = ()) -> None:
-        self._entries = tuple(entries)
+    def __init__(self, entries: Mapping[str, tuple[Summed | _TorchMetric, Picked]]) -> None:
+        self._entries = entries
 
     @property
     def names(self) -> tuple[str, ...]:
         """What was asked for; a collection of torchmetrics gives more values, by its own names."""
-        return tuple(entry.name for entry in self._entries)
-
-    def __bool__(self) -> bool:
-        return bool(self._entries)
+        return tuple(self._entries)
 
     def reset(self) -> None:
         """Forget everything: a pass over the data begins."""
-        for entry in self._entries:
-            entry.metric.reset()
+        for metric, _ in self._entries.values():
+            metric.reset()
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add what the network gave for samples, each of which comes once, on one rank."""
         with torch.no_grad():
-            for entry in self._entries:
-                entry.metric.update(*entry.pick(outputs, targets))
+            for metric, pick in self._entries.values():
+                metric.update(*pick(outputs, targets))
 
     def compute(self, world: World) -> dict[str, float]:
         """The values over the samples of all ranks; every rank must call it, and gets the same.
@@ -71,26 +58,25 @@ class Metrics:
         """
         if not self._entries:
             return {}
-        by_rank = world.gather([entry.metric.state() for entry in self._entries])
-        computed: dict[str, float] = {}
+        by_rank = world.gather([metric.state() for metric, _ in self._entries.values()])
+        values: dict[str, float] = {}
         problem: TrainingError | None = None
-        for entry, states in zip(self._entries, zip(*by_rank, strict=True), strict=True):
+        for (name, (metric, _)), states in zip(
+            self._entries.items(), zip(*by_rank, strict=True), strict=True
+        ):
             seen = [rank for rank, state in enumerate(states) if state is not None]
             if not seen:
-                computed[entry.name] = math.nan
-            elif world.rank == seen[0]:  # once: sums in another order would differ in the last bit
+                values[name] = math.nan
+            elif world.rank == seen[0]:  # only one that has seen samples can, of torchmetrics
                 try:
-                    found = entry.metric.merged([states[rank] for rank in seen])
-                    computed |= _numbers(entry.name, found)
+                    values |= _numbers(name, metric.merged([states[rank] for rank in seen]))
                 except Exception as error:  # of the user's metric; raised again on every rank
-                    text = f"the metric {entry.name!r} cannot be computed: {error}"
-                    problem = problem or TrainingError(text)
-        values: dict[str, float] = {}
-        for found, wrong in world.gather((computed, problem)):
+                    problem = TrainingError(f"the metric {name!r} cannot be computed: {error}")
+        found = world.gather((values, problem))
+        for _, wrong in found:
             if wrong is not None:
                 raise wrong
-            values |= found
-        return values
+        return {name: value for values, _ in found for name, value in values.items()}
 
 
 def make_metrics(
@@ -114,37 +100,36 @@ def make_metrics(
     Raises TrainingError for an unknown one, or two of the same name.
     """
     check_metrics(asked)
-    entries = list(_entries(asked, "", scored, _everything, torch.device(device), ignored))
-    names = [entry.name for entry in entries]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise TrainingError(
-            f"metrics: there are two of the name {twice!r}; wrap one in a function of another name."
-        )
+    entries: dict[str, tuple[Summed | _TorchMetric, Picked]] = {}
+    everything: Picked = lambda outputs, targets: (outputs, targets)  # noqa: E731
+    for name, metric, pick in _entries(asked, "", scored, everything):
+        if name in entries:
+            raise TrainingError(
+                f"metrics: there are two of the name {name!r}; wrap one in a function of another "
+                "name."
+            )
+        if isinstance(metric, str):
+            entries[name] = named(metric, ignored), pick
+        else:
+            made = _TorchMetric(metric, device) if _is_of_torchmetrics(metric) else mean_of(metric)
+            entries[name] = made, pick
     return Metrics(entries)
 
 
 def _entries(
-    asked: Any, prefix: str, pick: Picked, pick_all: Picked, device: torch.device, ignored: int
-) -> Iterator[_Entry]:
-    if isinstance(asked, str):
-        yield _Entry(prefix + asked, named(asked, ignored), pick)
-    # Before `callable`: objects of torchmetrics can be called too.
-    elif looks_so(asked):
-        yield _Entry(prefix + name_of(asked), TorchMetric(asked, device), pick)
+    asked: Any, prefix: str, pick: Picked, pick_all: Picked
+) -> Iterator[tuple[str, Any, Picked]]:
+    if isinstance(asked, str) or _is_of_torchmetrics(asked):
+        yield prefix + name_of(asked), asked, pick
     elif isinstance(asked, Mapping):
         for output, metrics in asked.items():
             of_it = partial(_of_output, output)
-            yield from _entries(metrics, f"{prefix}{output}/", of_it, of_it, device, ignored)
+            yield from _entries(metrics, f"{prefix}{output}/", of_it, of_it)
     elif callable(asked):
-        yield _Entry(prefix + name_of(asked), mean_of(asked), pick_all)
+        yield prefix + name_of(asked), asked, pick_all
     else:
         for metric in asked:
-            yield from _entries(metric, prefix, pick, pick_all, device, ignored)
-
-
-def _everything(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    return outputs, targets
+            yield from _entries(metric, prefix, pick, pick_all)
 
 
 def _of_output(name: Any, outputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -156,9 +141,8 @@ def _of_output(name: Any, outputs: Any, targets: Any) -> tuple[Any, Any]:
 def _numbers(name: str, found: Any) -> dict[str, float]:
     """Values by name; of several, those that are no single number are left out."""
     if isinstance(found, Mapping):
-        output = name.rpartition("/")[0]
-        prefix = f"{output}/" if output else ""
-        return {prefix + str(k): float(v) for k, v in found.items() if _is_number(v)}
+        prefix = name[: name.rfind("/") + 1]  # of the output
+        return {f"{prefix}{key}": float(one) for key, one in found.items() if _is_number(one)}
     if not _is_number(found):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise TrainingError(f"it gives {shape}, not one number; let it average, or take one.")
@@ -167,3 +151,59 @@ def _numbers(name: str, found: Any) -> dict[str, float]:
 
 def _is_number(value: Any) -> bool:
     return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float))
+
+
+def _is_of_torchmetrics(metric: object) -> bool:
+    """Whether it looks so: torchmetrics is not imported for that."""
+    return isinstance(metric, nn.Module) and all(
+        callable(getattr(metric, name, None)) for name in ("update", "compute", "reset")
+    )
+
+
+class _TorchMetric:
+    """A metric, or a collection, of torchmetrics, of which each rank has a part of the samples.
+
+    torchmetrics would gather them itself, in the default process group, where ranks that do not
+    train never answer, and with the defaults of ranks without samples.
+    """
+
+    def __init__(self, metric: Any, device: torch.device | str) -> None:
+        self._metric, self._has_seen = metric.to(device), False
+        # Those that have a state, in it; itself, if it is no wrapper or collection.
+        self._parts = [part for part in metric.modules() if hasattr(part, "_reductions")]
+        for part in self._parts:
+            part.distributed_available_fn = lambda: False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._metric.reset()
+        self._has_seen = False
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Add a batch."""
+        self._metric.update(outputs, targets)
+        self._has_seen = True
+
+    def state(self) -> list[dict[str, Any]] | None:
+        """Its states, on the CPU; None if it has seen nothing."""
+        if not self._has_seen:
+            return None
+        return [
+            {name: map_tensors(Tensor.cpu, getattr(part, name)) for name in part._reductions}
+            for part in self._parts
+        ]
+
+    def merged(self, states: Sequence[list[dict[str, Any]]]) -> Any:
+        """What it computes from the states of all ranks, put together as `Metric._sync_dist` does;
+        it must have been updated here."""
+        for part, of_ranks in zip(self._parts, zip(*states, strict=True), strict=True):
+            for name, reduction in part._reductions.items():
+                values = [state[name] for state in of_ranks]
+                if isinstance(values[0], list):  # becomes that of one process
+                    together: Any = [item for value in values for item in value]
+                else:
+                    together = torch.stack(values)
+                    together = together if reduction is None else reduction(together)
+                setattr(part, name, map_tensors(partial(Tensor.to, device=part.device), together))
+        return map_tensors(Tensor.cpu, self._metric.compute())

@@ -1,12 +1,14 @@
-"""The metrics that have a name: which of torchmetrics each is, and what it is given of a batch.
+"""The metrics that have a name. Runs on engines.
 
-Runs on engines. torchmetrics is imported when one is used.
+Each is a value of sums over samples (or pixels, or tokens), in float64, that ranks add up.
+torchmetrics has them too; to import it takes seconds where many packages are installed, so that is
+done for "auc" alone, which needs all scores.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,208 +18,192 @@ from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import first_tensor
-from gpupool.engine.metrics.torchmetrics import TorchMetric
-from gpupool.engine.numerics.class_loss import NO_CLASS, classes_first, fits_first
+from gpupool.engine.numerics.class_loss import classes_first, fits_first
 from gpupool.engine.numerics.losses import aligned, side_by_side
 
-_OF_CLASSES = {  # the class in torchmetrics, and how it averages over the classes
-    "accuracy": ("MulticlassAccuracy", "micro"),
-    "pixel_accuracy": ("MulticlassAccuracy", "micro"),
-    "token_accuracy": ("MulticlassAccuracy", "micro"),
-    "top5": ("MulticlassAccuracy", "micro"),
-    "precision": ("MulticlassPrecision", "macro"),
-    "recall": ("MulticlassRecall", "macro"),
-    "f1": ("MulticlassF1Score", "macro"),
-    "mean_iou": ("MulticlassJaccardIndex", "macro"),
-    "auc": ("MulticlassAUROC", "macro"),
-}
+Sums = Callable[[Any, Any], Tensor]
 
 
-Given = tuple[int, tuple[Any, ...]]
+@dataclass
+class Summed:
+    """A metric: `value` of what `sums` gives of all batches, put together by `join`."""
 
-
-class Measured:
-    """A metric of torchmetrics that is made with the first batch, which shows the classes.
-
-    `given`, of outputs and targets, says of how many classes (or numbers a sample) they are, and
-    what the metric is updated with; None where nothing of a batch counts. `made` makes a metric for
-    as many, and `value` is what follows from what that computes.
-    """
-
-    def __init__(
-        self,
-        given: Callable[[Any, Any], Given | None],
-        made: Callable[[int], Any],
-        value: Callable[[Any], float] = float,
-    ) -> None:
-        self._given, self._made, self._value = given, made, value
-        self._metric: TorchMetric | None = None
+    sums: Sums
+    value: Callable[[Tensor], Tensor]
+    join: Callable[[list[Tensor]], Tensor] = lambda sums: torch.stack(sums).sum(0)
+    seen: Tensor | None = None
 
     def reset(self) -> None:
         """Forget everything."""
-        self._metric = None
+        self.seen = None
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add a batch."""
-        found = self._given(outputs, targets)
-        if found is None:
-            return
-        size, given = found
-        if self._metric is None:
-            self._metric = TorchMetric(self._made(size), given[0].device, in_float64=True)
-        self._metric.update(*given)
+        found = self.sums(outputs, targets)
+        self.seen = found if self.seen is None else self.join([self.seen, found])
 
-    def state(self) -> Any:
+    def state(self) -> Tensor | None:
         """What this rank has seen; None if nothing."""
-        return None if self._metric is None else self._metric.state()
+        return None if self.seen is None else self.seen.cpu()
 
-    def merged(self, states: Sequence[Any]) -> Any:
+    def merged(self, states: Sequence[Tensor]) -> float:
         """The value, from the states of all ranks."""
-        assert self._metric is not None
-        return self._value(self._metric.merged(states))
+        return float(self.value(self.join(list(states))))
 
 
-def named(name: str, ignored: int) -> Measured:
+def named(name: str, ignored: int) -> Summed:
     """The metric of this name; targets that are `ignored` are left out."""
-    if name in _OF_CLASSES:
-        return Measured(partial(_of_rows, name, ignored), partial(_for_classes, name))
-    if name == "perplexity":
-        return Measured(partial(_surprise, ignored), _mean, lambda mean: float(mean.exp()))
-    if name == "r2":  # not R2Score, for which errors of less than 1e-4 are none
-        return Measured(_numbers, partial(_for_numbers, name), lambda error: 1 - float(error))
-    return Measured(_numbers, partial(_for_numbers, name))
+    match name:
+        case "mse" | "rmse" | "mae":
+            value = (lambda sums: _mean(sums).sqrt()) if name == "rmse" else _mean
+            return Summed(partial(_errors, torch.abs if name == "mae" else torch.square), value)
+        case "r2":
+            return Summed(partial(_errors, torch.square), _explained)
+        case "perplexity":
+            return Summed(partial(_surprise, ignored), lambda sums: _mean(sums).exp())
+        case "top5":
+            return Summed(partial(_in_top5, ignored), _mean)
+        case "auc":
+            return Summed(partial(_chances, ignored), _area, torch.cat)
+        case "precision" | "recall" | "f1" | "mean_iou":
+            return Summed(partial(_counts, ignored), partial(_mean_of_classes, name))
+        case _:  # accuracy, of samples, pixels or tokens
+            return Summed(partial(_counts, ignored), lambda counts: _mean(counts[::2]))
 
 
-def mean_of(function: Callable[[Any, Any], Any]) -> Measured:
+def mean_of(function: Callable[[Any, Any], Any]) -> Summed:
     """A function (outputs, targets) -> mean over the samples of a batch."""
 
-    def given(outputs: Any, targets: Any) -> Given:
+    def sums(outputs: Any, targets: Any) -> Tensor:
         first = first_tensor(targets)
         num = 1 if first is None or not first.ndim else len(first)
         with side_by_side(outputs, targets):
-            value = function(outputs, targets)
-        return 1, (torch.as_tensor(value, dtype=torch.float64), num)
+            value = torch.as_tensor(function(outputs, targets), dtype=torch.float64)
+        return torch.stack([value * num, torch.full_like(value, num)])
 
-    return Measured(given, _mean)
+    return Summed(sums, _mean)
 
 
-def _mean(size: int) -> Any:
-    from torchmetrics import MeanMetric
-
-    # A NaN stays one. By "disable" torchmetrics 1.9 would count each batch once, whatever its size.
-    return MeanMetric(nan_strategy=math.nan)
+def _mean(sums: Tensor) -> Tensor:
+    """Of sums, and over how much they are; NaN of nothing."""
+    return sums[0].sum() / sums[1].sum()
 
 
 # ---- classes -----------------------------------------------------------------------------------
 
 
-def classes(outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int]:
-    """The class that is predicted and the one that is true, and how many classes there are.
+def labelled(
+    outputs: Any, targets: Any, ignored: int, find: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, int]:
+    """For each target that is a class a row of what `find` makes of scores, and that class; and how
+    many classes there are.
 
     Outputs (N, C, ...), or (N, ..., C) as of text, are scores of C classes; without that dimension,
-    or with C = 1, they are logits of the second of two. The classes have the shape of the targets,
-    (N, ...).
+    or with C = 1, they are logits of the second of two. Targets are (N, ...). `find` gives (N, any
+    number, ...).
 
-    Raises TrainingError for shapes that do not fit.
+    Raises TrainingError for shapes that do not fit, and a class that the network does not know.
     """
     _require_tensors(outputs, targets)
-    outputs = classes_first(outputs, targets)
-    if fits_first(outputs, targets):
-        return outputs.argmax(1), targets.long(), outputs.shape[1]
-    if outputs.ndim > 1 and outputs.shape[1] == 1:
-        outputs = outputs.squeeze(1)
-    if targets.ndim > outputs.ndim and targets.shape[1] == 1:
-        targets = targets.squeeze(1)
-    if outputs.shape != targets.shape or (outputs.ndim > 1 and outputs.ndim < 3):
+    scores = classes_first(outputs, targets).detach()
+    if not fits_first(scores, targets):
+        if scores.ndim > 1 and scores.shape[1] == 1:
+            scores = scores.squeeze(1)
+        if targets.ndim > scores.ndim and targets.shape[1] == 1:
+            targets = targets.squeeze(1)
+        if scores.shape != targets.shape or scores.ndim == 2:
+            raise TrainingError(
+                f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} are not scores "
+                "of classes and classes: a metric of classes needs (N, C, ...) and (N, ...)."
+            )
+        scores = torch.stack([torch.zeros_like(scores), scores], 1)
+    num, found = scores.shape[1], find(scores).movedim(1, -1).flatten(0, -2)
+    actual = targets.flatten() if not targets.is_floating_point() else targets.flatten().round()
+    counts = actual != ignored
+    found, actual = found[counts], actual[counts].long()
+    if len(actual) and not 0 <= int(actual.min()) <= int(actual.max()) < num:
+        wrong = sorted(set(actual.tolist()) - set(range(num)))[:3]
         raise TrainingError(
-            f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} are not scores of "
-            "classes and classes: a metric of classes needs (N, C, ...) and (N, ...)."
+            f"the targets have class {', '.join(map(str, wrong))}, the network has {num} outputs: "
+            f"classes are 0 to {num - 1}."
         )
-    return (outputs > 0).long(), targets.round().long(), 2
+    return found, actual, num
 
 
-def confusion_counts(predicted: Tensor, actual: Tensor, num_classes: int) -> Tensor:
-    """How often each class (row) was taken for each (column): whole numbers (C, C)."""
-    counts = actual != NO_CLASS
-    actual, predicted = actual[counts], predicted[counts]
-    _check_classes(actual, num_classes)
-    places = actual * num_classes + predicted
-    return places.bincount(minlength=num_classes**2).view(num_classes, num_classes)
+def likeliest(scores: Tensor) -> Tensor:
+    """The class with the highest score, (N, 1, ...): a `find` of `labelled`."""
+    return scores.argmax(1, keepdim=True)
 
 
-def _check_classes(actual: Tensor, num_classes: int) -> None:
-    if len(actual) and not 0 <= int(actual.min()) <= int(actual.max()) < num_classes:
-        wrong = sorted(set(actual.tolist()) - set(range(num_classes)))[:3]
-        raise TrainingError(
-            f"the targets have class {', '.join(map(str, wrong))}, the network has {num_classes} "
-            f"outputs: classes are 0 to {num_classes - 1}."
-        )
+def _counts(ignored: int, outputs: Any, targets: Any) -> Tensor:
+    """How often each class is right, predicted and true: (3, classes)."""
+    found, actual, num = labelled(outputs, targets, ignored, likeliest)
+    predicted = found[:, 0]
+    places = (actual[predicted == actual], predicted, actual)
+    return torch.stack([one.bincount(minlength=num) for one in places]).double()
 
 
-def _of_rows(name: str, ignored: int, outputs: Any, targets: Any) -> Given | None:
-    """For each sample (or pixel) that has a class what is predicted, and that class."""
-    predicted, actual, num = classes(outputs, targets)
-    counts = actual.flatten() != ignored
-    actual = actual.flatten()[counts]
-    _check_classes(actual, num)
-    if not len(actual):
-        return None
-    if name == "auc" or (name == "top5" and num > 2):
-        return num, (_chances(classes_first(outputs, targets), num)[counts], actual)
-    return num, (predicted.flatten()[counts], actual)
+def _mean_of_classes(name: str, counts: Tensor) -> Tensor:
+    """Of those that occur, as scikit-learn's "macro"."""
+    right, predicted, true = counts[:, counts[1:].sum(0) > 0]
+    whole = {
+        "precision": predicted,
+        "recall": true,
+        "f1": (predicted + true) / 2,
+        "mean_iou": predicted + true - right,
+    }[name]
+    shares: Tensor = right / whole.clamp(min=1)
+    return shares.mean()
 
 
-def _chances(outputs: Tensor, num: int) -> Tensor:
-    """Probabilities of the classes (rows, num); of two classes those of the second (rows,)."""
-    outputs = outputs.detach().double()
-    if num > 2 or outputs.shape[1:2] == (2,):
-        rows = outputs.movedim(1, -1).flatten(0, -2).softmax(1)
-        return rows if num > 2 else rows[:, 1]
-    return outputs.flatten().sigmoid()
+def _in_top5(ignored: int, outputs: Any, targets: Any) -> Tensor:
+    found, actual, _ = labelled(
+        outputs, targets, ignored, lambda scores: scores.topk(min(5, scores.shape[1]), 1).indices
+    )
+    is_in = (found == actual[:, None]).any(1).double()
+    return torch.stack([is_in.sum(), torch.ones_like(is_in).sum()])
 
 
-def _for_classes(name: str, num: int) -> Any:
-    from torchmetrics import classification
-
-    if name == "auc":
-        return (
-            classification.BinaryAUROC()
-            if num == 2
-            else classification.MulticlassAUROC(num, average="macro")
-        )
-    kind, average = _OF_CLASSES[name]
-    more = {"top_k": min(5, num)} if name == "top5" and num > 2 else {}
-    return getattr(classification, kind)(num, average=average, **more)
+def _chances(ignored: int, outputs: Any, targets: Any) -> Tensor:
+    """Rows: the probability of each class, and the true one."""
+    rows, actual, _ = labelled(outputs, targets, ignored, lambda scores: scores.double().softmax(1))
+    return torch.cat([rows, actual[:, None]], 1)
 
 
-def _surprise(ignored: int, outputs: Any, targets: Any) -> Given | None:
-    """The mean cross entropy, and over how many."""
+def _area(rows: Tensor) -> Tensor:
+    from torchmetrics.functional import classification
+
+    chances, actual, num = rows[:, :-1], rows[:, -1].long(), rows.shape[1] - 1
+    if num == 2:
+        return classification.binary_auroc(chances[:, 1], actual)
+    return classification.multiclass_auroc(chances, actual, num, average="macro")
+
+
+def _surprise(ignored: int, outputs: Any, targets: Any) -> Tensor:
+    """The sum of the cross entropy, and over how many."""
     _require_tensors(outputs, targets)
-    num = int((targets != ignored).sum())
-    if not num:
-        return None
     outputs = classes_first(outputs, targets).double()
-    return 1, (functional.cross_entropy(outputs, targets, ignore_index=ignored), num)
+    total = functional.cross_entropy(outputs, targets, ignore_index=ignored, reduction="sum")
+    return torch.stack([total, (targets != ignored).sum().double()])
 
 
 # ---- numbers -----------------------------------------------------------------------------------
 
 
-def _numbers(outputs: Any, targets: Any) -> Given:
+def _errors(size: Callable[[Tensor], Tensor], outputs: Any, targets: Any) -> Tensor:
+    """Of each number of a sample: sizes of errors, how many, targets, their squares: (4, ...)."""
     _require_tensors(outputs, targets)
     outputs, targets = aligned(outputs.detach().double(), targets)
-    rows = tuple(part.reshape(len(part), -1) for part in (outputs, targets))
-    return rows[0].shape[1], rows
+    errors = size(outputs - targets)
+    columns = errors, torch.ones_like(errors), targets, targets.square()
+    return torch.stack([column.sum(0) for column in columns])
 
 
-def _for_numbers(name: str, size: int) -> Any:
-    from torchmetrics import regression
-
-    if name == "r2":
-        return regression.RelativeSquaredError(size)
-    if name == "mae":
-        return regression.MeanAbsoluteError()
-    return regression.MeanSquaredError(squared=name == "mse")
+def _explained(sums: Tensor) -> Tensor:
+    """R2: the share of the variance that is explained; its mean over the numbers of a sample."""
+    errors, num, total, squares = sums
+    explained: Tensor = 1 - errors / (squares - total.square() / num)
+    return explained.mean()
 
 
 def _require_tensors(outputs: Any, targets: Any) -> None:
