@@ -117,9 +117,9 @@ def shard_batches(
         OptionsError: a number that makes no sense.
     """
     words: dict[Any, Any] = {True: "every-epoch", False: "never"}
-    shuffle = words.get(shuffle, shuffle)
+    order = words.get(shuffle, shuffle)
     # Through the options of `train()`, so that both have the same batches and the same checks.
-    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=shuffle, weights=weights)
+    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=order, weights=weights)
     options = with_data(options, dataset)
     if epoch < 1:
         raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
