@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -67,22 +67,22 @@ def cut_share(
     return shard_in_parts(batch, world.rank, world.size, num_parts)
 
 
-def on_device(share: Share, world: World, form: BatchForm, scaling: Scaling | None) -> Share:
-    """The share with what the network is called with, and what the loss gets."""
+def on_device(
+    share: Share, world: World, form: BatchForm, scaling: Scaling | None
+) -> tuple[Any, Any]:
+    """What the network is called with, and what the loss gets, of a share that was read."""
     inputs = _moved("inputs", share.inputs, world.device)
     if share.targets is not None:
         targets = _moved("targets", share.targets, world.device)
-        halves = form.halves(as_input(inputs, scaling), targets)
-    elif isinstance(inputs, Mapping):  # labels may be uint8 as well
+        return form.halves(as_input(inputs, scaling), targets)
+    if isinstance(inputs, Mapping):  # labels may be uint8 as well
         columns = {
             name: part if name in datasets.LABELS else as_input(part, scaling)
             for name, part in inputs.items()
         }
-        halves = form.halves(remade(inputs, columns), None)
-    else:
-        chosen, batch = form.halves(inputs, None)
-        halves = as_input(chosen, scaling), batch
-    return replace(share, inputs=halves[0], targets=halves[1])
+        return form.halves(remade(inputs, columns), None)
+    chosen, batch = form.halves(inputs, None)
+    return as_input(chosen, scaling), batch
 
 
 def _moved(name: str, half: Any, device: torch.device) -> Any:

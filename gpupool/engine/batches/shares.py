@@ -50,9 +50,10 @@ def epoch_shares(
     # Closed here, as a traceback may hold this frame.
     with closing(read(dataset, options, world, epoch, samples_done, draw)) as shares:
         for share in shares:
-            share = on_device(share, world, form, scaling)
-            yield replace(share, wait_s=time.perf_counter() - asked)
-            del share
+            inputs, targets = on_device(share, world, form, scaling)
+            wait_s = time.perf_counter() - asked
+            yield replace(share, inputs=inputs, targets=targets, wait_s=wait_s)
+            del share, inputs, targets
             asked = time.perf_counter()  # the step in between is no wait for data
 
 

@@ -96,20 +96,16 @@ def shard_batches(
 ) -> ShardedBatches:
     """This rank's share of each global batch of an epoch, on its device, read ahead.
 
-    They are the batches that `train()` takes with the same `batch_size`, `seed` and `shuffle`. Each
-    has `inputs`, `targets`, `num_here` (how many samples they are) and `num_all` (of the whole
-    batch). A rank whose share is empty has one sample with `num_here` 0, as every rank has to take
-    every step; `weighted_loss` gives it no weight, and batch norms of `sync_batch_norm` leave it
-    out.
+    They are the batches of `train()`, which has the same `batch_size` (over all ranks), `seed`,
+    `shuffle` (True means "every-epoch", False "never") and `weights`. Each has `inputs`, `targets`,
+    `num_here` (how many samples they are) and `num_all` (of the whole batch). A rank whose share is
+    empty has one sample with `num_here` 0, as every rank has to take every step; `weighted_loss`
+    gives it no weight, and batch norms of `sync_batch_norm` leave it out.
 
     Args:
-        dataset: a datastore, any map-style torch data set, or an `IterableDataset` that gives every
-            rank the same samples.
-        batch_size: samples of a step over all ranks; the last batch of an epoch may be smaller.
+        dataset: one with an index, or an `IterableDataset` that gives every rank the same samples.
         epoch: counts from 1; with the seed it says in which order the samples come.
-        shuffle: as in `TrainingOptions`; True means "every-epoch", False "never".
         samples_done: how many samples of the epoch are left out, as they were trained on before.
-        weights: as in `TrainingOptions`.
         device: where the batches are put; this rank's device unless given.
         group: the ranks that share the batches; all unless given.
 
@@ -117,9 +113,9 @@ def shard_batches(
         OptionsError: a number that makes no sense.
     """
     words: dict[Any, Any] = {True: "every-epoch", False: "never"}
-    shuffle = words.get(shuffle, shuffle)
+    order = words.get(shuffle, shuffle)
     # Through the options of `train()`, so that both have the same batches and the same checks.
-    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=shuffle, weights=weights)
+    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=order, weights=weights)
     options = with_data(options, dataset)
     if epoch < 1:
         raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")

@@ -6,13 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
-
 from gpupool.core.options.schedule import total_steps
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent
 from gpupool.data import device as devices
 from gpupool.data.datastores.base import Datastore
+from gpupool.data.reading.subsets import parts
 from gpupool.engine.batches.share import Dataset, num_samples
 from gpupool.engine.group.forming import World
 
@@ -54,14 +53,9 @@ def start_event(
 
 def _are_images(dataset: Any) -> bool:
     """Whether samples are images, as far as the data set shows without being read."""
-    if isinstance(dataset, ConcatDataset):
-        return all(map(_are_images, dataset.datasets))
-    if isinstance(dataset, Subset):
-        return _are_images(dataset.dataset)
-    if isinstance(dataset, TensorDataset):
-        # Grey, RGB or RGBA images; other tensors of four dimensions are just samples.
-        shape = dataset.tensors[0].shape
-        return len(shape) == 4 and shape[1] in (1, 3, 4)
-    # torchvision's data sets; it need not be installed
-    is_vision = any(cls.__name__ == "VisionDataset" for cls in type(dataset).__mro__)
-    return is_vision or isinstance(dataset, Datastore)
+    # torchvision's data sets are known by name: it need not be installed.
+    return all(
+        isinstance(part, Datastore)
+        or any(cls.__name__ == "VisionDataset" for cls in type(part).__mro__)
+        for part in parts(dataset)
+    )

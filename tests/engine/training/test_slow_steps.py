@@ -40,16 +40,8 @@ def begun(pool: Any, model: nn.Module, num: int, **settings: Any) -> tuple[Train
         seen.append(len(history.steps))
 
     options = TrainingOptions(batch_size=4, epochs=1, **settings)
-    run = TrainingRun(
-        pool,
-        model,
-        samples(num),
-        "cross_entropy",
-        options,
-        None,
-        show=lambda run: run.add_listener(listen),
-    )
-    return run, seen
+    job = (pool, model, samples(num), "cross_entropy", options, None)
+    return TrainingRun(*job, show=lambda run: run.add_listener(listen)), seen
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
