@@ -120,7 +120,6 @@ def _live(
                 batch_size=None,
                 sampler=tasks,
                 num_workers=num,
-                collate_fn=_as_it_is,
                 worker_init_fn=partial(_begin, os.getpid()),
                 multiprocessing_context="fork",
                 persistent_workers=True,
@@ -146,10 +145,6 @@ def _begin(rank: int, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Said for the user, tokenizers do not warn of the fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-
-def _as_it_is(answer: Any) -> Any:
-    return answer
 
 
 class _Answers(Dataset[Any]):

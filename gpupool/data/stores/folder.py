@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
@@ -250,7 +251,7 @@ class Folder:
 
 def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
     options = {}
-    if "max_concurrency" in inspect.signature(filesystem.cat_file).parameters:
+    if "max_concurrency" in _parameters(type(filesystem)):
         options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
     if length is None:
         data = filesystem.cat_file(full, **options)
@@ -259,3 +260,9 @@ def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
     if len(data) > length:
         data = data[start : start + length]  # some HTTP servers know no ranges
     return Content(data, None, "")
+
+
+@cache
+def _parameters(kind: type[Any]) -> frozenset[str]:
+    """What a file system's reading takes; to look takes as long as to read a small file."""
+    return frozenset(inspect.signature(getattr(kind, "_cat_file", kind.cat_file)).parameters)

@@ -31,8 +31,7 @@ class Points:
         self.damaged: set[int] = set()
         self.missing: set[int] = set()
         self.broken: set[int] = set()
-        self.gate = threading.Event()
-        self.reached = threading.Event()
+        self.gate, self.reached = threading.Event(), threading.Event()
         self.fetched: list[int] = []
         self.max_fetching = self.max_decoding = 0
         self._fetching = self._decoding = 0
@@ -79,22 +78,13 @@ class Points:
         return torch.full((3, 2, 2), index % 256, dtype=torch.uint8)
 
 
-def first(loading: Iterator[Batch | None]) -> Batch:
-    batch = next(loading)
-    assert batch is not None
-    return batch
-
-
 def full(loading: Iterator[Batch | None]) -> list[Batch]:
     return [batch for batch in loading if batch is not None]
 
 
 def join_loaders() -> None:
     """Wait for the end of all loader threads; fails if one stays."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("gpupool-loader"):
-            thread.join(TIMEOUT_S)
-            assert not thread.is_alive()
+    until(lambda: num_threads() == 0)
 
 
 def num_threads() -> int:

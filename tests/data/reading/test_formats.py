@@ -51,23 +51,19 @@ def saved() -> dict[str, bytes]:
     return found
 
 
-FILES = saved()
-
-
 @pytest.mark.parametrize("kind", READERS)
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_is_decoded_if_its_format_is_named_and_refused_else(name: str, kind: str) -> None:
-    if name in (*FORMATS, "MPO"):  # which is a JPEG with others behind it
+def test_a_file_is_decoded_if_its_format_is_named_and_refused_else(kind: str) -> None:
+    for name, data in saved().items():
         if (kind, name) == ("ids", "WEBP"):  # which knows no grey
-            kind = "colours"
-        assert READERS[kind](FILES[name]).shape[-2:] == (SIDE, SIDE)
-        return
-    with raises(SampleError, "cat.jpg is "):
-        READERS[kind](FILES[name])
+            continue
+        if name in (*FORMATS, "MPO"):  # which is a JPEG with others behind it
+            assert READERS[kind](data).shape[-2:] == (SIDE, SIDE), name
+        else:
+            with raises(SampleError, "cat.jpg is "):
+                READERS[kind](data)
 
 
-@pytest.mark.parametrize("kind", READERS)
-def test_no_program_in_a_picture_is_run(kind: str, tmp_path: Path) -> None:
+def test_no_program_in_a_picture_is_run(tmp_path: Path) -> None:
     if shutil.which("gs") is None:
         pytest.skip("Ghostscript is not installed: Pillow would run no PostScript")
     mark = tmp_path / "mark"
@@ -78,19 +74,10 @@ def test_no_program_in_a_picture_is_run(kind: str, tmp_path: Path) -> None:
     subprocess.run(command, input=data, env={"TMPDIR": str(tmp_path)}, timeout=60, check=True)
     assert mark.read_text() == "I was here"  # so does Pillow by itself
     mark.unlink()
-    with raises(SampleError, "cat.jpg ", " known format (BMP, GIF"):
-        READERS[kind](data)
+    for read in READERS.values():
+        with raises(SampleError, "cat.jpg ", " known format (BMP, GIF"):
+            read(data)
     assert not mark.exists()
-
-
-def test_a_datastore_tells_of_a_program_as_of_any_damaged_file(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "cat.jpg").write_bytes(POSTSCRIPT + b"{ } loop\n")
-    ds = ImageDatastore(str(tmp_path))
-    (picture,) = ds.preview(1)
-    (bad,) = ds.check()
-    assert (picture.problem, bad.reason) == ("damaged", "damaged")
-    assert bad.detail.startswith("is damaged or not an image: it has no header of a known")
 
 
 def test_a_picture_of_a_phone_has_one_reason_everywhere(tmp_path: Path) -> None:
