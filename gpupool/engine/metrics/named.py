@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import first_tensor
-from gpupool.engine.numerics.class_loss import classes_first, fits_first
-from gpupool.engine.numerics.losses import aligned, side_by_side
+from gpupool.engine.numerics.losses import aligned, classes_first, fits_first, side_by_side
 
 Sums = Callable[[Any, Any], Tensor]
 
