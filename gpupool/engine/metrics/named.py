@@ -54,8 +54,10 @@ def named(name: str, ignored: int) -> Summed:
     """The metric of this name; targets that are `ignored` are left out."""
     match name:
         case "mse" | "rmse" | "mae":
+            size = torch.abs if name == "mae" else torch.square
             value = (lambda sums: _mean(sums).sqrt()) if name == "rmse" else _mean
-            return Summed(partial(_errors, torch.abs if name == "mae" else torch.square), value)
+            # of all numbers: maps may have another size in each batch
+            return Summed(lambda *halves: _errors(size, *halves).reshape(4, -1).sum(1), value)
         case "r2":
             return Summed(partial(_errors, torch.square), _explained)
         case "perplexity":

@@ -30,8 +30,12 @@ from gpupool.engine.numerics.forward import evaluating
 # torch 2.15 has another name for it, and warns of the old one.
 _PARAMETERS = inspect.signature(DistributedDataParallel).parameters
 _SHARE_BUFFERS = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in _PARAMETERS)
-# What gloo and NCCL have no name for; complex numbers DDP views as real ones.
-_CANNOT_SEND = {torch.int16, torch.uint16, torch.uint32, torch.uint64}
+# What gloo and NCCL have a name for; complex numbers DDP views as real ones.
+_CAN_SEND = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64, torch.complex32),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
 
 
 def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn.Module:
@@ -46,7 +50,7 @@ def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn
     if world.size == 1:
         return model
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if tensor.dtype in _CANNOT_SEND:
+        if tensor.dtype not in _CAN_SEND:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise TrainingError(
                 f"{name} of the network holds numbers of the format {kind}, which ranks cannot "

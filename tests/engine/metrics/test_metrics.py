@@ -106,6 +106,13 @@ def test_every_name_is_compared_with_scikit_learn() -> None:
     assert {name for name, *_ in NAMED} == set(METRICS)
 
 
+def test_errors_of_maps_of_any_size_are_put_together() -> None:
+    metrics = make_metrics(["mse", "mae"])
+    for size in (2, 3):
+        metrics.update(torch.ones(1, size, size), torch.zeros(1, size, size))
+    assert metrics.compute(ALONE) == {"mse": 1, "mae": 1}
+
+
 @pytest.mark.parametrize("name", ["accuracy", "top5", "recall", "perplexity"])
 def test_an_ignored_class_counts_nowhere(name: str) -> None:
     """Also one that the network can predict, such as 255 of 256."""
