@@ -27,17 +27,16 @@ from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import labelled, likeliest
-from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
-from gpupool.engine.numerics.losses import NO_LOSS, make_loss
+from gpupool.engine.numerics.losses import NO_LOSS, make_loss, require_outputs
+from gpupool.engine.numerics.model_loss import NO_CLASS
 from gpupool.engine.process import pool_folder
 
 
 def predict(sent: Job, result_name: str) -> None:
-    """Save what the network gives for this rank's share of each batch: a list of outputs, or of
-    pairs with the targets.
+    """Save what the network gives for this rank's share of each batch, or pairs with the targets.
 
-    Batch i of the whole is entry i of each rank's list, one rank after the other; None is an empty
-    share. The number that ends the file's name counts the ranks that train.
+    Batch i of the whole is entry i of each rank's list; None is an empty share. The number that
+    ends the file's name counts the ranks that train.
     """
     world, job = received(sent)
     outputs: list[Any] = []
@@ -70,23 +69,19 @@ def evaluate(sent: Job) -> dict[str, float]:
 
 
 def confusion(sent: Job) -> list[list[int]] | None:
-    """Counts of this rank's samples: rows are true classes, columns those predicted.
-
-    None if it had no sample.
-    """
-    counts: Tensor | int = 0
+    """Counts of this rank's samples, true classes by those predicted; None if it had no sample."""
+    counts: list[Tensor] = []
 
     def count(outputs: Any, share: Share) -> None:
-        nonlocal counts
         if share.num_here:
             scored = NO_LOSS.scored(outputs, share.targets)
             found, actual, num = labelled(*scored, NO_CLASS, likeliest)
-            places = actual * num + found[:, 0]
-            counts = places.bincount(minlength=num**2).view(num, num) + counts
+            places = (actual * num + found[:, 0]).bincount(minlength=num**2)
+            counts[:] = [sum(counts, places.view(num, num))]
 
     world, job = received(sent)
     _pass(job, world, count)
-    return counts.tolist() if isinstance(counts, Tensor) else None
+    return counts[0].tolist() if counts else None
 
 
 @loader.kept()

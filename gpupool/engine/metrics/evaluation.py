@@ -19,9 +19,9 @@ from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
-from gpupool.engine.numerics.class_loss import NO_CLASS, fits_first, fits_last
 from gpupool.engine.numerics.forward import autocast
-from gpupool.engine.numerics.losses import Loss
+from gpupool.engine.numerics.losses import Loss, fits_first, fits_last
+from gpupool.engine.numerics.model_loss import NO_CLASS
 
 NUM_SUMS = 5  # of an `Evaluation`
 

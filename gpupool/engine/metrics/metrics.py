@@ -24,7 +24,7 @@ from gpupool.data.reading.trees import map_tensors
 from gpupool.engine.batches.form import main_output, part_of
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.named import Summed, mean_of, named
-from gpupool.engine.numerics.class_loss import NO_CLASS
+from gpupool.engine.numerics.model_loss import NO_CLASS
 
 Picked = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -58,18 +58,16 @@ class Metrics:
         """
         if not self._entries:
             return {}
-        by_rank = world.gather([metric.state() for metric, _ in self._entries.values()])
+        by_rank = world.gather({name: one.state() for name, (one, _) in self._entries.items()})
         values: dict[str, float] = {}
         problem: TrainingError | None = None
-        for (name, (metric, _)), states in zip(
-            self._entries.items(), zip(*by_rank, strict=True), strict=True
-        ):
-            seen = [rank for rank, state in enumerate(states) if state is not None]
+        for name, (metric, _) in self._entries.items():
+            seen = [rank for rank, states in enumerate(by_rank) if states[name] is not None]
             if not seen:
                 values[name] = math.nan
             elif world.rank == seen[0]:  # only one that has seen samples can, of torchmetrics
                 try:
-                    values |= _numbers(name, metric.merged([states[rank] for rank in seen]))
+                    values |= _numbers(name, metric.merged([by_rank[rank][name] for rank in seen]))
                 except Exception as error:  # of the user's metric; raised again on every rank
                     problem = TrainingError(f"the metric {name!r} cannot be computed: {error}")
         found = world.gather((values, problem))
@@ -86,13 +84,11 @@ def make_metrics(
     scored: Picked = lambda outputs, targets: (main_output(outputs), targets),
     ignored: int = NO_CLASS,
 ) -> Metrics:
-    """The metrics that are meant.
+    """The metrics that are meant by names, functions, or objects of torchmetrics.
+
+    Those of a dict {name of an output: one or several of these} are called "name/metric".
 
     Args:
-        asked: a name in `gpupool.core.options.named_measures.METRICS`, a function
-            (outputs, targets) -> mean over the samples, any object or collection of
-            torchmetrics, a sequence of these, or a dict
-            {name of an output: one or several of them}, whose values are called "name/metric".
         scored: see `Loss.scored`: of several outputs, the one that is meant where none is named;
             functions get all.
         ignored: a class in targets that is left out by the metrics that have a name.
@@ -101,8 +97,7 @@ def make_metrics(
     """
     check_metrics(asked)
     entries: dict[str, tuple[Summed | _TorchMetric, Picked]] = {}
-    everything: Picked = lambda outputs, targets: (outputs, targets)  # noqa: E731
-    for name, metric, pick in _entries(asked, "", scored, everything):
+    for name, metric, pick in _entries(asked, "", scored, lambda *halves: halves):
         if name in entries:
             raise TrainingError(
                 f"metrics: there are two of the name {name!r}; wrap one in a function of another "

@@ -18,8 +18,7 @@ from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import first_tensor
-from gpupool.engine.numerics.class_loss import classes_first, fits_first
-from gpupool.engine.numerics.losses import aligned, side_by_side
+from gpupool.engine.numerics.losses import aligned, classes_first, fits_first, side_by_side
 
 Sums = Callable[[Any, Any], Tensor]
 
@@ -55,8 +54,10 @@ def named(name: str, ignored: int) -> Summed:
     """The metric of this name; targets that are `ignored` are left out."""
     match name:
         case "mse" | "rmse" | "mae":
+            size = torch.abs if name == "mae" else torch.square
             value = (lambda sums: _mean(sums).sqrt()) if name == "rmse" else _mean
-            return Summed(partial(_errors, torch.abs if name == "mae" else torch.square), value)
+            # of all numbers: maps may have another size in each batch
+            return Summed(lambda *halves: _errors(size, *halves).reshape(4, -1).sum(1), value)
         case "r2":
             return Summed(partial(_errors, torch.square), _explained)
         case "perplexity":

@@ -69,13 +69,13 @@ class SyncBatchNorm(_BatchNorm):
         return self._apart(input) if torch.compiler.is_compiling() else self._normalize(input)
 
     def _normalize(self, input: Tensor) -> Tensor:
-        if input.device.type == "cpu":
-            return self._by_sums(input)
-        if _counts:
+        if _counts and input.device.type != "cpu":
             return nn.SyncBatchNorm.forward(self, input)  # type: ignore[arg-type]
-        # Statistics of other ranks are in float32 at least: those of no rows must be, too.
-        rows = input[:0].to(torch.promote_types(input.dtype, torch.float32))
-        outputs = nn.SyncBatchNorm.forward(self, rows)  # type: ignore[arg-type]
+        # Statistics are in float32 at least, as those of other ranks are.
+        rows = input.to(torch.promote_types(input.dtype, torch.float32))
+        if input.device.type == "cpu":
+            return self._by_sums(rows).to(input.dtype)
+        outputs = nn.SyncBatchNorm.forward(self, rows[:0])  # type: ignore[arg-type]
         # In the graph, as the way back is a collective too.
         traced = torch.stack([0 * one.sum() for one in (outputs, *self.parameters())]).sum()
         return torch.zeros_like(input) + traced.to(input.dtype)
@@ -84,9 +84,8 @@ class SyncBatchNorm(_BatchNorm):
     # that imports this module; this does when it is called.
     _apart = _disable_dynamo(_normalize)
 
-    def _by_sums(self, input: Tensor) -> Tensor:
-        """As of one process with the rows of all ranks; in float32 at least."""
-        x = input.to(torch.promote_types(input.dtype, torch.float32))
+    def _by_sums(self, x: Tensor) -> Tensor:
+        """As of one process with the rows of all ranks."""
         dims = [dim for dim in range(x.ndim) if dim != 1]
         here = x.new_full((1,), x.numel() / x.shape[1])
         found = self._total(torch.cat([x.sum(dims), here]) * _counts)
@@ -97,11 +96,8 @@ class SyncBatchNorm(_BatchNorm):
         if self.running_mean is not None and num:
             self._track(mean.detach(), var.detach() * num / (num - 1).clamp(min=1))
         factor = torch.rsqrt(var + self.eps)
-        factor = factor if self.weight is None else factor * self.weight
-        outputs = apart * self._along(factor, x)
-        if self.bias is not None:
-            outputs = outputs + self._along(self.bias, x)
-        return outputs.to(input.dtype)
+        outputs = apart * self._along(factor if self.weight is None else factor * self.weight, x)
+        return outputs if self.bias is None else outputs + self._along(self.bias, x)
 
     def _total(self, own: Tensor) -> Tensor:
         if not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
@@ -153,8 +149,7 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, SyncBatchNorm):
             was = module.was
-            for name in ("was", "group"):
-                vars(module).pop(name, None)
+            vars(module).pop("was"), vars(module).pop("group", None)
             module.__class__ = was  # type: ignore[assignment]
     return model
 

@@ -1,10 +1,15 @@
-"""A network on several ranks, whose gradients are averaged. Runs on engines; knows only torch."""
+"""A network on several ranks: its gradients are averaged, its buffers kept alike. Runs on engines.
+
+Each rank's forward changes its own buffers, as statistics of batch norms. Rank 0's are saved, and
+single samples are normalised with them, so they are made alike where that matters.
+"""
 
 from __future__ import annotations
 
 import gc
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -12,20 +17,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
+from gpupool.engine.batches.share import Share
 from gpupool.engine.group.forming import World
+from gpupool.engine.numerics.batch_norm import SyncBatchNorm, batch_norms, counting
+from gpupool.engine.numerics.forward import evaluating
 
 # torch 2.15 has another name for it, and warns of the old one.
-_SHARE_BUFFERS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
-# What DDP can send: what gloo and NCCL have a name for; complex numbers it views as real ones.
+_PARAMETERS = inspect.signature(DistributedDataParallel).parameters
+_SHARE_BUFFERS = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in _PARAMETERS)
+# What gloo and NCCL have a name for; complex numbers DDP views as real ones.
 _CAN_SEND = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.complex128, torch.complex64, torch.complex32),
@@ -44,22 +49,6 @@ def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn
     """
     if world.size == 1:
         return model
-    _check_can_send(model)
-    if find_unused:
-        gc.collect()  # the earlier wrapper would still take gradients away
-    # Statistics of batch norms are shared when they are needed, not in each step.
-    in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
-    shares_buffers = any(id(b) not in in_norms for b in model.buffers())
-    return DistributedDataParallel(
-        model,
-        process_group=world.group,
-        **{_SHARE_BUFFERS: shares_buffers},  # type: ignore[arg-type]
-        gradient_as_bucket_view=True,  # saves a copy of all gradients
-        find_unused_parameters=find_unused,
-    )
-
-
-def _check_can_send(model: nn.Module) -> None:
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.dtype not in _CAN_SEND:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -67,22 +56,42 @@ def _check_can_send(model: nn.Module) -> None:
                 f"{name} of the network holds numbers of the format {kind}, which ranks cannot "
                 "exchange: store them as int32 or float32, or train on one rank."
             )
+    if find_unused:
+        gc.collect()  # the earlier wrapper would still take gradients away
+    in_norms = {id(one) for norm in batch_norms(model) for one in norm.buffers()}
+    return DistributedDataParallel(
+        model,
+        process_group=world.group,
+        **{_SHARE_BUFFERS: any(id(one) not in in_norms for one in model.buffers())},  # type: ignore[arg-type]
+        gradient_as_bucket_view=True,  # saves a copy of all gradients
+        find_unused_parameters=find_unused,
+    )
 
 
-def statistics_rank(world: World, global_batch_size: int) -> int:
-    """The first rank that has some of `global_batch_size` samples of a batch; its buffers count."""
-    # Computed, not asked of the others: shares follow from the numbers alone.
-    batch = np.arange(global_batch_size)
-    shares = (shards.shard(batch, r, world.size) for r in range(world.size))
-    return next(rank for rank, share in enumerate(shares) if len(share))
+def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether each of these parameters is, or may be, in the graph of what is minimised."""
+    # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
+    seen: set[Any] = set()
+    found: set[int] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True  # of torch's reentrant checkpoint, which hides what it has computed
+        seen.add(node)
+        found.add(id(getattr(node, "variable", None)))  # of what adds up a leaf's gradient
+        waiting += [following for following, _ in node.next_functions]
+    return all(id(parameter) in found for parameter in parameters)
 
 
 def share_statistics(model: nn.Module, world: World, rank: int = 0) -> None:
     """Give every rank the buffers of one of them: the statistics of "local" batch norms."""
-    share_tensors(model.buffers(), world, rank)
+    _share(model.buffers(), world, rank)
 
 
-def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
+def _share(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
     """Give every rank what these tensors hold on one of them; as bytes, so of any number format."""
     if world.size == 1:
         return
@@ -99,21 +108,46 @@ def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> Non
                 tensor.copy_(piece.view(kind).view_as(tensor))
 
 
-def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether each of these parameters is, or may be, in the graph of what is minimised."""
-    # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
-    seen: set[Any] = set()
-    found: set[int] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True  # of torch's reentrant checkpoint, which hides what it has computed
-        seen.add(node)
-        variable = getattr(node, "variable", None)  # of the nodes that add up a leaf's gradient
-        if variable is not None:
-            found.add(id(variable))
-        waiting += [following for following, _ in node.next_functions]
-    return all(id(parameter) in found for parameter in parameters)
+class StepBuffers:
+    """Keeps the buffers of a network what one process would have; all ranks call it alike.
+
+    `is_synced`: batch norms go over all ranks, so each must compute as many micro-batches.
+    """
+
+    def __init__(self, model: nn.Module, world: World, options: TrainingOptions) -> None:
+        self._model, self._world, self._options = model, world, options
+        self._norms = batch_norms(model)
+        self.is_synced = any(isinstance(norm, SyncBatchNorm) for norm in self._norms)
+        self._is_local = options.batch_norm != "frozen" and not self.is_synced
+        self._has_buffers = any(True for _ in model.buffers())
+        self._may_be_single = False  # this share has fewer samples than usual
+
+    def before_forward(self, share: Share) -> None:
+        """Make statistics that this step may be normalised with those of the first rank.
+
+        A single sample is normalised with the statistics so far: by those that a checkpoint has,
+        or a resumed training would be another one. Which share skipping has left with one sample,
+        its own rank alone knows, so all share in every step then.
+        """
+        is_smaller = share.num_all < self._options.batch_size
+        self._may_be_single = is_smaller or bool(share.skipped)
+        if self._norms and self._is_local and (is_smaller or self._options.on_error == "skip"):
+            _share([one for norm in self._norms for one in norm.buffers()], self._world)
+
+    def batch_norm_context(self, num_here: int) -> AbstractContextManager[Any]:
+        """A placeholder leaves no trace in batch norms, nor does a sample that is one value."""
+        if num_here > 1 or not self._norms:
+            return nullcontext()
+        if self.is_synced:
+            return counting(num_here > 0)
+        if num_here and not self._may_be_single:
+            return nullcontext()  # a full batch always has this size: let torch raise
+        return evaluating(self._norms, only_single=num_here == 1)
+
+    def after_backward(self, share: Share) -> None:
+        """Rank 0's buffers are saved: where it has no samples, those of the first rank that has."""
+        # Computed, not asked of the others: shares follow from the numbers alone.
+        batch, size = np.arange(share.num_all), self._world.size
+        rank = next(rank for rank in range(size) if len(shards.shard(batch, rank, size)))
+        if rank and self._has_buffers:
+            share_statistics(self._model, self._world, rank)

@@ -19,10 +19,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ExtraState:
-    """What the modules of a network keep beside tensors, to be noted and given back.
-
-    Costs nothing where no module has any.
-    """
+    """What the modules of a network keep beside tensors; costs nothing where none has any."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = modules_with_more(model)
@@ -75,14 +72,10 @@ class ForwardState:
 
 def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
     # Of several number formats at once, a GPU would copy each tensor on its own.
-    by_format: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        own, others = by_format.setdefault(place.dtype, ([], []))
-        own.append(place)
-        others.append(value)
     with torch.no_grad():
-        for own, others in by_format.values():
-            torch._foreach_copy_(own, others)
+        for kind in {place.dtype for place in places}:
+            pairs = [p for p in zip(places, values, strict=True) if p[0].dtype == kind]
+            torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
 
 
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
@@ -111,12 +104,10 @@ def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[Non
     With `only_single` those alone that get one value a channel, which has no variance: torch
     refuses to train them on it.
     """
-    norms, hooks = [norm for norm in norms if norm.training], []
+    norms = [norm for norm in norms if norm.training]
+    hooks = [norm.register_forward_pre_hook(_evaluate_single) for norm in norms if only_single]
     for norm in norms:
-        if only_single:
-            hooks.append(norm.register_forward_pre_hook(_evaluate_single))
-        else:
-            norm.training = False
+        norm.training = only_single
     try:
         yield
     finally:
@@ -127,7 +118,7 @@ def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[Non
 
 
 def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].numel() == inputs[0].shape[1]:  # one value a channel: its variance is not defined
+    if inputs[0].numel() == inputs[0].shape[1]:
         module.training = False
 
 

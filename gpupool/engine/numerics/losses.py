@@ -22,14 +22,24 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.options.named_measures import check_loss, name_of
+from gpupool.core.options.named_measures import LOSSES, check_loss, name_of
 from gpupool.data.reading.trees import first_tensor, tensors
-from gpupool.engine.batches.form import label_of, main_output, part_of
+from gpupool.engine.batches.form import has_part, label_of, main_output, part_of
 from gpupool.engine.numerics import model_loss
-from gpupool.engine.numerics.class_loss import NO_CLASS, ClassMean, classes_first, require_tensor
-from gpupool.engine.numerics.model_loss import Counts
+from gpupool.engine.numerics.model_loss import NO_CLASS, Counts
 
-Mean = Callable[[Any, Any], Tensor]
+# What torchvision's references (segmentation) and the papers (GoogLeNet, Inception) give the loss
+# of an auxiliary classifier.
+_AUXILIARY = {"aux": 0.5, "aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
+# A class that is derived from one of these may compute another mean.
+_OF_CLASSES: dict[type, Callable[..., Tensor]] = {
+    nn.CrossEntropyLoss: functional.cross_entropy,
+    nn.NLLLoss: functional.nll_loss,
+}
+_OF_NUMBERS = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss),
+)
 
 
 def _scored(outputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -48,7 +58,7 @@ class Loss:
     means none; `is_of_classes`: targets of whole numbers are certainly classes.
     """
 
-    mean: Mean
+    mean: Callable[[Any, Any], Tensor]
     num_counted: Counts = model_loss.samples
     scored: Callable[[Any, Any], tuple[Any, Any]] = _scored
     ignored: int = NO_CLASS
@@ -69,40 +79,39 @@ def make_loss(
 ) -> Loss:
     """The loss that is meant by a name, a callable, a module, or a dict of these by output.
 
-    A callable is (outputs, targets) -> mean over the samples. If it is a mean over something else,
-    give it a method `num_counted(targets, num_here)` as in `Loss`. `nn.CrossEntropyLoss` and
-    `nn.NLLLoss` count what torch does: classes' weights, and not `ignore_index`. A dict maps names
-    (or numbers) of outputs to a loss, or (loss, weight); targets that are a dict or tuple too are
-    taken by the same names. Outputs with auxiliary classifiers ("aux" of torchvision's segmentation
-    networks, `aux_logits` of GoogLeNet and Inception) add these, times 0.5, 0.3 or 0.4. None or
-    "output" is what `model` gives itself. `weight` says what a function or `model` is a mean over;
-    a loss over classes refuses outputs of fewer than `num_classes`.
+    A callable is (outputs, targets) -> mean over the samples, or over what `weight` says. Losses of
+    classes count what torch does: classes' weights, and not `ignore_index`; they refuse outputs of
+    fewer than `num_classes`, and add those of auxiliary classifiers. A dict maps names (or numbers)
+    of outputs to a loss, or (loss, weight); targets that are a dict or tuple too are taken by the
+    same names. None or "output" is what `model` gives itself.
 
-    Raises TrainingError for what is none, a module that does not give a mean, or one with
-    parameters that train; and for a `weight` of a loss that counts itself.
+    Raises TrainingError for what is none, or no mean over the samples.
     """
-    counts = model_loss.counter(weight, model)
     if loss in ("output", None):
-        shifts = model is not None and model_loss.predicts_next(model)
-        own = counts or partial(model_loss.tokens_or_samples, shifts=shifts)
-        scored = partial(model_loss.scored, shifts=shifts)
-        return Loss(model_loss.given_loss, own, scored, is_of_classes=True)
+        shifts = model_loss.predicts_next(model)
+        scored = partial(model_loss.scores_and_labels, shifts=shifts)
+        counts = model_loss.counter(weight, shifts)
+        return Loss(model_loss.given_loss, counts, scored, is_of_classes=True)
     check_loss(loss)
-    is_own = callable(loss) and not type(loss).__module__.startswith("torch.nn.")
-    if weight is not None and not is_own:
+    if weight is not None and (not callable(loss) or type(loss).__module__.startswith("torch.nn.")):
         raise TrainingError(
             f"weight={weight!r} does nothing with the loss {name_of(loss)!r}, which counts what it "
             "is a mean over itself: leave it out."
         )
     if isinstance(loss, Mapping):
         return _of_outputs(loss, device)
+    if isinstance(loss, str):
+        loss = getattr(nn, LOSSES[loss])()
     if isinstance(loss, nn.Module):
         _check_module(loss)
         loss = loss.to(device)
-    if isinstance(loss, str) or type(loss) in (*_OF_CLASSES, *_OF_NUMBERS):
-        return _known(loss, num_classes)
-    own = counts or getattr(loss, "num_counted", None) or model_loss.samples
-    return Loss(partial(_one_number, loss), own)
+    if type(loss) in _OF_CLASSES:
+        mean = _ClassMean(loss, num_classes)
+        return Loss(mean, mean.num_counted, _scored_classes, mean.ignored, is_of_classes=True)
+    if type(loss) in _OF_NUMBERS:
+        return Loss(partial(_of_numbers, loss))
+    counts = model_loss.counter(weight or "samples", model_loss.predicts_next(model))
+    return Loss(partial(_one_number, loss), counts)
 
 
 def _nothing(outputs: Any, targets: Any) -> Tensor:
@@ -138,55 +147,117 @@ def add_gradient(loss: Tensor) -> None:
         ) from None
 
 
-# ---- losses that have a name, and torch's modules ----------------------------------------------
+# ---- classes and numbers: torch's modules -------------------------------------------------------
 
 
-def _nll(outputs: Tensor, targets: Tensor, *more: Any, **settings: Any) -> Tensor:
-    return functional.nll_loss(outputs, targets, *more, **settings)
-
-
-# A class that is derived from one of these may compute another mean.
-_OF_CLASSES: dict[Any, Callable[..., Tensor]] = {
-    "cross_entropy": functional.cross_entropy,
-    "nll": _nll,
-    nn.CrossEntropyLoss: functional.cross_entropy,
-    nn.NLLLoss: _nll,
-}
-_OF_NUMBERS = (
-    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, nn.HingeEmbeddingLoss),
-)
-_NAMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": functional.mse_loss,
-    "mae": functional.l1_loss,
-    "huber": functional.huber_loss,
-    "smooth_l1": functional.smooth_l1_loss,
-    "bce_with_logits": functional.binary_cross_entropy_with_logits,
-}
-
-
-def _known(loss: Any, num_classes: int) -> Loss:
-    function = _OF_CLASSES.get(loss if isinstance(loss, str) else type(loss))
-    if function is None:
-        return Loss(partial(_aligned_mean, _NAMED[loss] if isinstance(loss, str) else loss))
-    mean = ClassMean(
-        function,
-        getattr(loss, "weight", None),
-        int(getattr(loss, "ignore_index", NO_CLASS)),
-        float(getattr(loss, "label_smoothing", 0.0)),
-        num_classes,
+def fits_first(outputs: Any, targets: Any) -> bool:
+    """Whether outputs (N, C, ...) are scores of classes for targets (N, ...)."""
+    return bool(
+        outputs.ndim == targets.ndim + 1
+        and outputs.shape[1] > 1
+        and outputs.shape[:1] + outputs.shape[2:] == targets.shape
     )
-    return Loss(mean, mean.num_counted, _scored_classes, mean.ignored, is_of_classes=True)
+
+
+def fits_last(outputs: Any, targets: Any) -> bool:
+    """Whether outputs (N, ..., C) are, as transformers for text give them: (N, tokens, C)."""
+    return bool(outputs.ndim > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1)
+
+
+def classes_first(outputs: Any, targets: Any) -> Any:
+    """Outputs as torch's losses take them: (N, C, ...); as they are where both ways fit."""
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if are_tensors and fits_last(outputs, targets) and not fits_first(outputs, targets):
+        return outputs.movedim(-1, 1)
+    return outputs
 
 
 def _scored_classes(outputs: Any, targets: Any) -> tuple[Any, Any]:
     return classes_first(main_output(outputs), targets), targets
 
 
-def _aligned_mean(function: Mean, outputs: Any, targets: Tensor) -> Tensor:
+def require_outputs(outputs: Any, num_classes: int) -> None:
+    """Raise TrainingError if outputs (N, C, ...) have fewer classes than the data.
+
+    Of shapes alone: on a GPU a target without an output would end the process's use of it.
+    """
+    if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] < num_classes:
+        raise TrainingError(
+            f"the network has {outputs.shape[1]} outputs, and the data have {num_classes} classes: "
+            f"gpupool.replace_head(model, {num_classes}) gives it as many."
+        )
+
+
+def _only_output(outputs: Any) -> Tensor:
+    """The main output; TrainingError of several, where no loss says which is meant."""
     outputs = main_output(outputs)
-    require_tensor(outputs)
-    return function(*aligned(outputs, targets))
+    if not isinstance(outputs, Tensor):
+        names = list(outputs) if isinstance(outputs, Mapping) else list(range(len(outputs or "0")))
+        raise TrainingError(
+            f"the network gives a {type(outputs).__name__} with {', '.join(map(repr, names))}: say "
+            f"which the loss is of, as loss={{{names[0]!r}: 'cross_entropy'}}, or give a function "
+            "(outputs, targets)."
+        )
+    return outputs
+
+
+class _ClassMean:
+    """Cross entropy: a mean over samples, or pixels of a class, each as much as its class weighs.
+
+    Of one class a sample without weights and with torch's own `ignored`, it is a mean over all
+    samples, so that ranks need not ask each other; a sample of no class (-100) adds 0.
+    """
+
+    def __init__(self, loss: nn.Module, num_classes: int) -> None:
+        self._function, self._num_classes = _OF_CLASSES[type(loss)], num_classes
+        self.weight: Any = loss.weight
+        self.ignored = int(loss.ignore_index)  # type: ignore[arg-type]
+        smoothing = getattr(loss, "label_smoothing", 0.0)
+        self._settings = {"label_smoothing": smoothing} if smoothing else {}
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        loss = self._mean(_only_output(outputs), targets)
+        for name, factor in _AUXILIARY.items():
+            if has_part(outputs, name) and part_of(outputs, name) is not None:
+                loss = loss + factor * self._mean(part_of(outputs, name), targets)
+        return loss
+
+    def num_counted(self, targets: Tensor, num_here: int) -> int | Tensor:
+        """Over how much it is a mean, see `Loss`."""
+        if targets.is_floating_point():  # probabilities of the classes
+            return num_here
+        if targets.ndim == 1 and self.weight is None and self.ignored == NO_CLASS:
+            return num_here
+        counts = targets != self.ignored
+        if self.weight is not None:
+            # `where`: the class that is ignored is no index of the weights.
+            counts = self.weight.double()[targets.where(counts, 0)] * counts
+        return counts.sum(dtype=torch.float64) * (num_here > 0)
+
+    def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = classes_first(outputs, targets)
+        require_outputs(outputs, self._num_classes)
+        if targets.is_floating_point():
+            return self._function(outputs, targets, self.weight, **self._settings)
+        # A sum over a count of our own: torch's mean divides by what counts in this share, and is
+        # NaN where nothing does.
+        settings = {"ignore_index": self.ignored, "reduction": "sum", **self._settings}
+        try:
+            total = self._function(outputs, targets, self.weight, **settings)
+        except IndexError as error:  # on a CPU
+            raise TrainingError(
+                f"{error} The network has {outputs.shape[1]} outputs: number the classes from 0; "
+                "gpupool.replace_head gives a network as many outputs. For pixels that mean "
+                "nothing classes={...} of the SegmentationDatastore makes all that it does not "
+                "name -100, or give loss=torch.nn.CrossEntropyLoss(ignore_index=...)."
+            ) from None
+        count = self.num_counted(targets, len(targets))
+        return total / (count if isinstance(count, int) else count.where(count > 0, 1).to(total))
+
+
+def _of_numbers(loss: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
+    mean: Tensor = loss(*aligned(_only_output(outputs), targets))
+    return mean
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,26 +265,21 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises TrainingError if they differ otherwise: torch would compare each with each.
     """
+    if outputs.shape == (*targets.shape, 1):
+        outputs = outputs.squeeze(-1)
+    elif targets.shape == (*outputs.shape, 1):
+        targets = targets.squeeze(-1)
     if outputs.shape != targets.shape:
-        if outputs.shape == (*targets.shape, 1):
-            outputs = outputs.squeeze(-1)
-        elif targets.shape == (*outputs.shape, 1):
-            targets = targets.squeeze(-1)
-        else:
-            raise TrainingError(
-                f"the network gives {_shape(outputs)}, the targets are {_shape(targets)}: they "
-                "must have the same shape."
-            )
+        shapes = [" x ".join(map(str, one.shape)) or "one number" for one in (outputs, targets)]
+        raise TrainingError(
+            f"the network gives {shapes[0]}, the targets are {shapes[1]}: they must have the same "
+            "shape."
+        )
     return outputs, targets.to(outputs.dtype)
 
 
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "one number"
-
-
 def _check_module(loss: nn.Module) -> None:
-    name = type(loss).__name__
-    reduction = getattr(loss, "reduction", "mean")
+    name, reduction = type(loss).__name__, getattr(loss, "reduction", "mean")
     if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
         raise TrainingError(
             f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
@@ -247,20 +313,19 @@ def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
         return sum(terms[1:], terms[0])
 
     def num_counted(targets: Any, num_here: int) -> int | Tensor:
-        counts = [loss.num_counted(_target(targets, name), num_here) for name, loss, _ in parts]
-        kinds = {(one.ignored, id(getattr(one.mean, "weight", None))) for _, one, _ in parts}
-        is_of_one = len(kinds) == 1 and all(one.is_of_classes for _, one, _ in parts)
-        is_of_one &= isinstance(targets, Tensor)
-        if len(parts) > 1 and not is_of_one and any(isinstance(one, Tensor) for one in counts):
-            counted = next(
-                part[0] for part, one in zip(parts, counts, strict=True) if isinstance(one, Tensor)
-            )
+        counts = {
+            name: loss.num_counted(_target(targets, name), num_here) for name, loss, _ in parts
+        }
+        others = [name for name, count in counts.items() if isinstance(count, Tensor)]
+        kinds = {(one.ignored, id(getattr(one.mean, "weight", one))) for _, one, _ in parts}
+        is_of_one = len(parts) == 1 or (len(kinds) == 1 and isinstance(targets, Tensor))
+        if others and not is_of_one:
             raise TrainingError(
-                f"loss: that of {counted!r} is a mean over pixels, tokens or weights of classes, "
+                f"loss: that of {others[0]!r} is a mean over pixels, tokens or weights of classes, "
                 "and those of a dict must be means over the samples. Give one function (outputs, "
                 "targets) -> mean over the samples."
             )
-        return counts[0]
+        return counts[parts[0][0]]
 
     def scored(outputs: Any, targets: Any) -> tuple[Any, Any]:
         return main.scored(part_of(outputs, first), _target(targets, first))
@@ -269,15 +334,13 @@ def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
 
 
 def _target(targets: Any, name: Any) -> Any:
-    if isinstance(targets, Tensor):
-        return targets
-    return part_of(targets, name, "the targets")
+    return targets if isinstance(targets, Tensor) else part_of(targets, name, "the targets")
 
 
 # ---- a function of the user's ------------------------------------------------------------------
 
 
-def _one_number(function: Mean, outputs: Any, targets: Any) -> Tensor:
+def _one_number(function: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
     with side_by_side(outputs, targets):
         mean = function(outputs, targets)
     if not isinstance(mean, Tensor) or mean.ndim:
@@ -290,20 +353,15 @@ def _one_number(function: Mean, outputs: Any, targets: Any) -> Tensor:
 
 
 def side_by_side(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
-    """Inside, a function of the user's that compares each output with each target is refused."""
-    shapes = [{tuple(one.shape) for one in tensors(tree)} for tree in (outputs, targets)]
-    for one, other in (shapes, shapes[::-1]):
-        for shape in one:
-            if len(shape) == 1 and shape[0] > 1 and (*shape, 1) in other:
-                return _Paired({shape, (*shape, 1)})
-    return nullcontext()
+    """Inside, a function of the user's that makes (N, N) of outputs (N, 1) and targets (N,), or the
+    reverse, is refused: it compares each sample with those that happen to be on its rank."""
+    shapes = {tuple(one.shape) for one in tensors([outputs, targets])}
+    pairs = [{shape, (*shape, 1)} for shape in shapes if len(shape) == 1 and shape[0] > 1]
+    return next((_Paired(pair) for pair in pairs if pair <= shapes), nullcontext())
 
 
 class _Paired(TorchFunctionMode):
-    """Raises TrainingError where outputs (N, 1) and targets (N,) would become (N, N) in a loss.
-
-    Each sample would be compared with those that happen to be on its rank.
-    """
+    """Raises TrainingError where tensors of these two shapes become one of each with each."""
 
     def __init__(self, shapes: set[tuple[int, ...]]) -> None:
         super().__init__()
@@ -312,20 +370,15 @@ class _Paired(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         pair = [part for part in args[:2] if isinstance(part, Tensor)]
         is_mixed = {tuple(part.shape) for part in pair} == self._shapes
-        if is_mixed and func.__name__.endswith("_loss"):
-            self._refuse(*pair)
-        found = func(*args, **(kwargs or {}))
-        # Others take both as well, and compare nothing: view_as, type_as.
-        if is_mixed and getattr(found, "shape", None) == (len(pair[0]),) * 2:
-            self._refuse(*pair)
-        return found
-
-    def _refuse(self, one: Tensor, other: Tensor) -> None:
         # Of one storage they are a vector and its own column, as losses over pairs have them.
-        if one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr():
-            return
-        raise TrainingError(
-            f"the loss takes numbers of the shapes {tuple(one.shape)} and {tuple(other.shape)} "
-            "together: each would be compared with each. Give outputs and targets the same shape, "
-            "by squeeze(-1) or unsqueeze(-1)."
-        )
+        is_mixed = is_mixed and len({part.untyped_storage().data_ptr() for part in pair}) == 2
+        is_loss = is_mixed and func.__name__.endswith("_loss")
+        found = None if is_loss else func(*args, **(kwargs or {}))
+        # Others take both as well, and compare nothing: view_as, type_as.
+        if is_loss or (is_mixed and getattr(found, "shape", None) == (len(pair[0]),) * 2):
+            raise TrainingError(
+                f"the loss takes numbers of the shapes {tuple(pair[0].shape)} and "
+                f"{tuple(pair[1].shape)} together: each would be compared with each. Give outputs "
+                "and targets the same shape, by squeeze(-1) or unsqueeze(-1)."
+            )
+        return found

@@ -1,6 +1,6 @@
-"""A loss that the network computes itself, as those of Hugging Face do. Runs on engines.
+"""A loss that the network gives, as those of Hugging Face do; over how much a loss is a mean.
 
-Knows only torch, and of Hugging Face's networks what their attributes show.
+Runs on engines; knows only torch, and of Hugging Face's networks what their attributes show.
 """
 
 from __future__ import annotations
@@ -15,46 +15,41 @@ from torch import Tensor, nn
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading.trees import first_tensor
 from gpupool.engine.batches.form import has_part, label_of, main_output, part_of
-from gpupool.engine.numerics.class_loss import NO_CLASS, classes_first
 
+NO_CLASS = -100  # of torch's cross_entropy
 Counts = Callable[[Any, int], int | Tensor]
 
 
 def given_loss(outputs: Any, batch: Any) -> Tensor:
-    """What a network gives as its loss."""
-    found = _loss_in(outputs)
-    if found is None:
-        has = f"{type(outputs).__name__} of {', '.join(map(repr, outputs))}"
-        shown = has if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
-        raise TrainingError(
-            f"the network gave no loss, only {shown}: networks of Hugging Face do if the batch has "
-            "labels (for a language model, collate=transformers."
-            "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a loss: "
-            "train(model, data, loss)."
-        )
-    return found
+    """A number; what is called "loss"; of several numbers by name, as detection has, their sum."""
+    is_named, parts = isinstance(outputs, Mapping), [outputs]
+    if has_part(outputs, "loss"):
+        parts = [part_of(outputs, "loss").mean()]
+    elif isinstance(outputs, (Mapping, tuple)):
+        parts = list(outputs.values() if isinstance(outputs, Mapping) else outputs)
+    numbers = [part for part in parts if isinstance(part, Tensor) and not part.ndim]
+    # Of a tuple, (loss, logits) or (logits, loss), it is the first part, or the only number.
+    if numbers and (len(numbers) == len(parts) if is_named else numbers[0] is parts[0]):
+        return torch.stack(numbers).sum() if is_named else numbers[0]
+    if len(numbers) == 1 and not is_named:
+        return numbers[0]
+    names = f" of {', '.join(map(repr, outputs))}" if is_named else ""
+    raise TrainingError(
+        f"the network gave no loss, only a {type(outputs).__name__}{names}: networks of Hugging "
+        "Face do if the batch has labels (for a language model, collate=transformers."
+        "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a loss: "
+        "train(model, data, loss)."
+    )
 
 
-def scored(outputs: Any, batch: Any, *, shifts: bool) -> tuple[Any, Any]:
+def scores_and_labels(outputs: Any, batch: Any, *, shifts: bool) -> tuple[Any, Any]:
     """Scores of classes and labels; `shifts`: each token is to predict the next one."""
     scores, labels = main_output(outputs), label_of(batch)
-    if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)):
-        return scores, labels
-    if scores.ndim == 3 and labels.shape == scores.shape[:2]:  # tokens, of Hugging Face
+    are_tokens = isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.ndim == 3
+    if are_tokens and labels.shape == scores.shape[:2]:
         scores = scores.movedim(-1, 1)
         return (scores[:, :, :-1], labels[:, 1:]) if shifts else (scores, labels)
-    return classes_first(scores, labels), labels
-
-
-def counter(weight: Any, model: nn.Module | None) -> Counts | None:
-    """What `TrainingOptions.weight` counts; None: what the loss counts itself."""
-    if weight is None:
-        return None
-    if weight == "samples":
-        return samples
-    if weight == "tokens":
-        return partial(_tokens, shifts=model is not None and predicts_next(model))
-    return partial(_counted_by, weight)
+    return scores, labels
 
 
 def samples(targets: Any, num_here: int) -> int:
@@ -62,32 +57,32 @@ def samples(targets: Any, num_here: int) -> int:
     return num_here
 
 
-def tokens_or_samples(batch: Any, num_here: int, *, shifts: bool) -> int | Tensor:
-    """A label for each token: the mean is over these; one for each sample: over samples."""
-    labels = label_of(batch)
-    is_of_tokens = (
-        isinstance(labels, Tensor) and labels.ndim == 2 and not labels.is_floating_point()
-    )
-    return _tokens(batch, num_here, shifts=shifts) if is_of_tokens else num_here
+def counter(weight: Any, shifts: bool) -> Counts:
+    """What `TrainingOptions.weight` counts; None: labels of tokens where there are, else samples.
+
+    `shifts`: the loss leaves the first label of each sample out.
+    """
+    if callable(weight):
+        return partial(_counted_by, weight)
+    return samples if weight == "samples" else partial(_tokens, weight == "tokens", shifts)
 
 
-def predicts_next(model: nn.Module) -> bool:
+def predicts_next(model: nn.Module | None) -> bool:
     """Whether a network of Hugging Face is a causal language model: its loss shifts the labels."""
     inner = getattr(model, "get_base_model", None)
     model = inner() if callable(inner) else model
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
-    name = type(model).__name__
+    is_named_so = type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
     return getattr(model, "loss_type", None) == "ForCausalLM" or (
-        hasattr(model, "loss_type") and name.endswith(("LMHeadModel", "ForCausalLM"))
+        hasattr(model, "loss_type") and is_named_so
     )
 
 
 def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> Tensor:
     number, first = function(targets), first_tensor(targets)
     place = number if isinstance(number, Tensor) else first
-    device = None if place is None else place.device
-    found = torch.as_tensor(number, dtype=torch.float64, device=device)
+    found = torch.as_tensor(number, dtype=torch.float64, device=getattr(place, "device", None))
     if found.ndim:
         raise TrainingError(
             f"weight= gave shape {tuple(found.shape)}: it must give one number, over how much the "
@@ -96,29 +91,15 @@ def _counted_by(function: Callable[[Any], Any], targets: Any, num_here: int) -> 
     return found
 
 
-def _tokens(targets: Any, num_here: int, *, shifts: bool) -> Tensor:
-    """Labels that count, of a batch or of labels alone."""
-    labels = targets if isinstance(targets, Tensor) else label_of(targets)
-    if not isinstance(labels, Tensor):
+def _tokens(must_be: bool, shifts: bool, targets: Any, num_here: int) -> int | Tensor:
+    """Labels that count, of a batch or of labels alone; samples, where there is one for each."""
+    labels = targets if isinstance(targets, Tensor) and must_be else label_of(targets)
+    is_tensor = isinstance(labels, Tensor)
+    if is_tensor and (must_be or (labels.ndim == 2 and not labels.is_floating_point())):
+        return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
+    if must_be:
         raise TrainingError(
             "weight='tokens' counts labels that are not -100, and the batch has no tensor of "
             "labels: give a function that counts, weight=lambda batch: ..."
         )
-    return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
-
-
-def _loss_in(outputs: Any) -> Tensor | None:
-    """A number; what is called "loss"; of several numbers by name, as detection has, their sum."""
-    if isinstance(outputs, Tensor):
-        return outputs if not outputs.ndim else None
-    if has_part(outputs, "loss"):
-        found = part_of(outputs, "loss")
-        return found.mean() if isinstance(found, Tensor) else None
-    parts = list(outputs.values()) if isinstance(outputs, Mapping) else []
-    if parts and all(isinstance(part, Tensor) and not part.ndim for part in parts):
-        return torch.stack(parts).sum()
-    if isinstance(outputs, tuple):  # (loss, logits), or (logits, loss)
-        numbers = [part for part in outputs if isinstance(part, Tensor) and not part.ndim]
-        is_clear = len(numbers) == 1 or (numbers and numbers[0] is outputs[0])
-        return numbers[0] if is_clear else None
-    return None
+    return num_here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,12 @@ from gpupool.core.options.schedule import lr_factor
 from gpupool.core.options.training_options import TrainingOptions
 
 Groups = list[dict[str, Any]]
+_KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgdm": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -35,18 +42,15 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         for group in made.param_groups:  # it may have made groups of its own
             group.setdefault("lr_factor", 1.0)
         return made
-    # One kernel for all parameters; torch itself would choose `foreach`, several of them.
-    is_fast: dict[str, Any] = {"fused": _can_fuse(groups)}
-    lr = options.lr
-    match options.optimizer:
-        case "sgdm":
-            return torch.optim.SGD(groups, lr, _momentum(options, 0.9), **is_fast)
-        case "rmsprop":
-            return torch.optim.RMSprop(groups, lr, momentum=_momentum(options, 0.0))
-        case "adam":
-            return torch.optim.Adam(groups, lr, **is_fast)
-        case _:
-            return torch.optim.AdamW(groups, lr, **is_fast)
+    kind = _KINDS[options.optimizer]
+    settings: dict[str, Any] = {"momentum": 0.9} if options.optimizer == "sgdm" else {}
+    if options.momentum is not None:
+        settings["momentum"] = options.momentum
+    if options.optimizer != "rmsprop":
+        # One kernel for all parameters; torch itself would choose `foreach`, several of them.
+        parameters = [p for group in groups for p in group["params"]]
+        settings["fused"] = all(p.is_cuda and p.is_floating_point() for p in parameters)
+    return kind(groups, options.lr, **settings)
 
 
 def set_learning_rates(
@@ -88,13 +92,3 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
             group["weight_decay"] = options.weight_decay * decay
         found.append(group)
     return found
-
-
-def _momentum(options: TrainingOptions, default: float) -> float:
-    return default if options.momentum is None else options.momentum
-
-
-def _can_fuse(groups: Groups) -> bool:
-    """Whether all parameters are of a kind that one kernel can update."""
-    parameters = [p for group in groups for p in group["params"]]
-    return all(p.is_cuda and p.is_floating_point() for p in parameters)

@@ -23,9 +23,7 @@ class Metrics:
     """Metrics that are those of one process with all samples, whatever share each rank has.
 
     Args:
-        metrics: names ("accuracy", "f1", "mean_iou", "rmse", ...), functions (outputs, targets) ->
-            mean over the samples, objects of torchmetrics, a sequence of these, or a dict
-            {name of an output: metrics}.
+        metrics: as for `gpupool.evaluate`.
         device: where they are kept; this rank's device unless given.
         group: the ranks whose samples are put together; all unless given.
 
@@ -42,14 +40,10 @@ class Metrics:
     ) -> None:
         self._world = world_of(group, device)
         self._metrics = make_metrics(metrics, self._world.device)
-        self._metrics.reset()
 
     def update(self, outputs: Any, batch: Share) -> None:
-        """Add what the network gave for a batch of `shard_batches`.
-
-        The placeholder of a rank whose share is empty is left out.
-        """
-        if batch.num_here:  # its network still has to run: batch norms may wait for it
+        """Add what the network gave for a batch of `shard_batches`."""
+        if batch.num_here:  # a placeholder's network still has to run: batch norms may wait for it
             self._metrics.update(outputs, batch.targets)
 
     def compute(self) -> dict[str, float]:

@@ -25,8 +25,7 @@ from gpupool.engine.batches.form import called
 from gpupool.engine.batches.gathering import gathered
 from gpupool.engine.batches.share import Share
 from gpupool.engine.metrics.evaluation import count_correct
-from gpupool.engine.numerics.buffers import StepBuffers
-from gpupool.engine.numerics.ddp import all_used, wrap_ddp
+from gpupool.engine.numerics.ddp import StepBuffers, all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ExtraState, ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, add_gradient, require_gradient

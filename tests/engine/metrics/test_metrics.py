@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and torchmetrics: on 1, 2 and 3 ranks, with uneven shares."""
+"""Metrics against scikit-learn and torchmetrics: on any number of ranks, with uneven shares."""
 
 from __future__ import annotations
 
@@ -46,114 +46,81 @@ MASKS = torch.randint(0, CLASSES, (NUM, 3, 4), generator=torch.Generator().manua
 KNOWN = MASKS != -100
 
 
-def macro(function: Any) -> float:
-    return float(function(LABELS, PREDICTED, average="macro", zero_division=0))
+def macro(name: str) -> float:
+    return float(getattr(sk, name)(LABELS, PREDICTED, average="macro", zero_division=0))
 
 
-# what -> the name, outputs, targets, what scikit-learn gives
-IN_FLOAT32 = ("auc",)
-
-NAMED: dict[str, tuple[str, Tensor, Tensor, Callable[[], float]]] = {
-    "accuracy": ("accuracy", SCORES, LABELS, lambda: sk.accuracy_score(LABELS, PREDICTED)),
-    "accuracy of two": ("accuracy", LOGITS, BINARY, lambda: sk.accuracy_score(BINARY, LOGITS > 0)),
-    "top5": (
-        "top5",
-        SCORES,
-        LABELS,
-        lambda: sk.top_k_accuracy_score(LABELS, SCORES, k=5, labels=range(7)),
-    ),
-    "precision": ("precision", SCORES, LABELS, lambda: macro(sk.precision_score)),
-    "recall": ("recall", SCORES, LABELS, lambda: macro(sk.recall_score)),
-    "f1": ("f1", SCORES, LABELS, lambda: macro(sk.f1_score)),
-    "mean_iou": ("mean_iou", SCORES, LABELS, lambda: macro(sk.jaccard_score)),
-    "mean_iou of maps": (
-        "mean_iou",
-        MAPS,
-        MASKS,
-        lambda: sk.jaccard_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN], average="macro"),
-    ),
-    "pixel_accuracy": (
-        "pixel_accuracy",
-        MAPS,
-        MASKS,
-        lambda: sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
-    ),
-    "token_accuracy": (
-        "token_accuracy",
-        MAPS.movedim(1, -1),
-        MASKS,
-        lambda: sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
-    ),
-    "perplexity": (
-        "perplexity",
-        SCORES,
-        LABELS,
-        lambda: math.exp(sk.log_loss(LABELS, SCORES.double().softmax(1), labels=range(7))),
-    ),
-    "auc": ("auc", LOGITS[:, None], BINARY, lambda: sk.roc_auc_score(BINARY, LOGITS)),
-    "auc of more": (
-        "auc",
-        SCORES[:, :6],
-        LABELS,
-        lambda: sk.roc_auc_score(LABELS, SCORES[:, :6].double().softmax(1), multi_class="ovr"),
-    ),
-    "mse": (
-        "mse",
-        NUMBERS,
-        WANTED,
-        lambda: sk.mean_squared_error(WANTED.double(), NUMBERS.double()),
-    ),
-    "rmse": (
-        "rmse",
-        LOGITS[:, None],
-        BINARY,
-        lambda: sk.root_mean_squared_error(BINARY, LOGITS.double()),
-    ),
-    "mae": (
-        "mae",
-        NUMBERS,
-        WANTED,
-        lambda: sk.mean_absolute_error(WANTED.double(), NUMBERS.double()),
-    ),
-    "r2": (
-        "r2",
-        NUMBERS,
-        WANTED,
-        lambda: sk.r2_score(WANTED.double().numpy(), NUMBERS.double().numpy()),
-    ),
-}
+def of_pixels(name: str, **settings: Any) -> float:
+    return float(getattr(sk, name)(MASKS[KNOWN], MAPS.argmax(1)[KNOWN], **settings))
 
 
-def measured(asked: Any, outputs: Any, targets: Any, parts: int = 4) -> dict[str, float]:
-    """The values, of samples that came in batches."""
-    metrics = make_metrics(asked)
-    for start in range(0, NUM, NUM // parts):
-        here = slice(start, start + NUM // parts)
-        metrics.update(outputs[here], targets[here])
-    return metrics.compute(ALONE)
+def of_numbers(name: str) -> float:
+    return float(getattr(sk, name)(WANTED.double().numpy(), NUMBERS.double().numpy()))
 
 
-@pytest.mark.parametrize("what", NAMED)
-def test_a_named_metric_is_that_of_scikit_learn(what: str) -> None:
-    name, outputs, targets, expected = NAMED[what]
-    for parts in (1, 4, 10):
-        found = measured(name, outputs, targets, parts)[name]
-        # torchmetrics computes these in float32 in the end
-        assert found == pytest.approx(expected(), rel=1e-6 if name in IN_FLOAT32 else 1e-9)
+def chances(num: int) -> Tensor:
+    return SCORES[:, :num].double().softmax(1)
 
 
-@pytest.mark.parametrize("name", ["accuracy", "pixel_accuracy", "top5", "recall"])
+def surprise() -> float:
+    return math.exp(sk.log_loss(LABELS, chances(CLASSES), labels=range(CLASSES)))
+
+
+# the name, outputs, targets, what scikit-learn gives
+NAMED: list[tuple[str, Tensor, Tensor, Callable[[], float]]] = [
+    ("accuracy", SCORES, LABELS, lambda: sk.accuracy_score(LABELS, PREDICTED)),
+    ("accuracy", LOGITS, BINARY, lambda: sk.accuracy_score(BINARY, LOGITS > 0)),
+    ("accuracy", LOGITS[:, None], BINARY[:, None], lambda: sk.accuracy_score(BINARY, LOGITS > 0)),
+    ("top5", SCORES, LABELS, lambda: sk.top_k_accuracy_score(LABELS, SCORES, k=5, labels=range(7))),
+    ("precision", SCORES, LABELS, lambda: macro("precision_score")),
+    ("recall", SCORES, LABELS, lambda: macro("recall_score")),
+    ("f1", SCORES, LABELS, lambda: macro("f1_score")),
+    ("mean_iou", SCORES, LABELS, lambda: macro("jaccard_score")),
+    ("mean_iou", MAPS, MASKS, lambda: of_pixels("jaccard_score", average="macro")),
+    ("pixel_accuracy", MAPS, MASKS, lambda: of_pixels("accuracy_score")),
+    ("token_accuracy", MAPS.movedim(1, -1), MASKS, lambda: of_pixels("accuracy_score")),
+    ("perplexity", SCORES, LABELS, surprise),
+    ("auc", LOGITS[:, None], BINARY, lambda: sk.roc_auc_score(BINARY, LOGITS)),
+    ("auc", SCORES[:, :6], LABELS, lambda: sk.roc_auc_score(LABELS, chances(6), multi_class="ovr")),
+    ("mse", NUMBERS, WANTED, lambda: of_numbers("mean_squared_error")),
+    ("rmse", LOGITS[:, None], BINARY, lambda: sk.root_mean_squared_error(BINARY, LOGITS.double())),
+    ("mae", NUMBERS, WANTED, lambda: of_numbers("mean_absolute_error")),
+    ("r2", NUMBERS, WANTED, lambda: of_numbers("r2_score")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "outputs", "targets", "expected"), NAMED)
+def test_a_named_metric_is_that_of_scikit_learn(
+    name: str, outputs: Tensor, targets: Tensor, expected: Callable[[], float]
+) -> None:
+    for num in (NUM, 7, 3):  # samples in a batch
+        metrics = make_metrics(name)
+        for part in zip(outputs.split(num), targets.split(num), strict=True):
+            metrics.update(*part)
+        found = metrics.compute(ALONE)[name]
+        # torchmetrics computes it in float32 in the end
+        assert found == pytest.approx(expected(), rel=1e-6 if name == "auc" else 1e-9)
+
+
+def test_every_name_is_compared_with_scikit_learn() -> None:
+    assert {name for name, *_ in NAMED} == set(METRICS)
+
+
+def test_errors_of_maps_of_any_size_are_put_together() -> None:
+    metrics = make_metrics(["mse", "mae"])
+    for size in (2, 3):
+        metrics.update(torch.ones(1, size, size), torch.zeros(1, size, size))
+    assert metrics.compute(ALONE) == {"mse": 1, "mae": 1}
+
+
+@pytest.mark.parametrize("name", ["accuracy", "top5", "recall", "perplexity"])
 def test_an_ignored_class_counts_nowhere(name: str) -> None:
     """Also one that the network can predict, such as 255 of 256."""
     metric, expected = make_metrics(name, ignored=2), make_metrics(name)
     metric.update(SCORES, LABELS)
     others = LABELS != 2
     expected.update(SCORES[others], LABELS[others])
-    assert metric.compute(ALONE) == expected.compute(ALONE)
-
-
-def test_every_name_is_compared_with_scikit_learn() -> None:
-    assert {name for name, *_ in NAMED.values()} == set(METRICS)
+    assert metric.compute(ALONE) == pytest.approx(expected.compute(ALONE))
 
 
 def numbered(*targets: Tensor) -> Any:
@@ -161,19 +128,14 @@ def numbered(*targets: Tensor) -> Any:
 
 
 def of_torchmetrics() -> list[Any]:
+    of_classes = [
+        classification.MulticlassCohenKappa(CLASSES),
+        classification.MulticlassCalibrationError(CLASSES),
+    ]
     return [
-        "accuracy",
-        "f1",
-        "auc",
-        is_sure,
+        *("accuracy", "f1", "auc", is_sure),
         classification.MulticlassAccuracy(CLASSES, average="macro"),
-        torchmetrics.MetricCollection(
-            [
-                classification.MulticlassCohenKappa(CLASSES),
-                classification.MulticlassCalibrationError(CLASSES),
-            ],
-            prefix="all_",
-        ),
+        torchmetrics.MetricCollection(of_classes, prefix="all_"),
     ]
 
 
@@ -187,49 +149,40 @@ def test_metrics_of_torchmetrics_are_put_together(pools: Pools, num: int) -> Non
     data, pool = numbered(LABELS[:num]), pools[3]  # with 2 samples, one of them has none
     values = gpupool.evaluate(Table(SCORES), data, of_torchmetrics(), batch_size=8, pool=pool)
     assert values == pytest.approx(expected, abs=1e-7, nan_ok=True)
+    # of one that keeps means and spreads
+    alone = regression.PearsonCorrCoef()
+    alone.update(LOGITS, BINARY.float())
+    data, asked = numbered(BINARY.float()), [regression.PearsonCorrCoef()]
+    values = gpupool.evaluate(Table(LOGITS), data, asked, pool=pool)
+    assert values["PearsonCorrCoef"] == pytest.approx(float(alone.compute()), abs=1e-5)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 def test_named_metrics_are_the_same_on_any_number_of_ranks(pools: Pools, size: int) -> None:
     asked = ["accuracy", "top5", "precision", "recall", "f1", "mean_iou"]
     settings = {"loss": "cross_entropy", "batch_size": 4, "pool": pools[size]}
     values = gpupool.evaluate(Table(SCORES), numbered(LABELS), asked, **settings)
     assert values["accuracy"] == int((PREDICTED == LABELS).sum()) / NUM
-    expected = {name: NAMED[name][3]() for name in asked}
-    assert {name: values[name] for name in asked} == pytest.approx(expected, rel=1e-7)
-    expected = nn.functional.cross_entropy(SCORES.double(), LABELS).item()
-    assert values["loss"] == pytest.approx(expected, abs=1e-6)
+    known = {name: expected for name, outputs, _, expected in NAMED if outputs is SCORES}
+    expected = {name: known[name]() for name in asked}
+    expected["loss"] = nn.functional.cross_entropy(SCORES.double(), LABELS).item()
+    assert values == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.long
 def test_outputs_have_metrics_by_name(pools: Pools) -> None:
-    model = Table({"mask": MAPS, "size": NUMBERS})
-    data = Targets(mask=MASKS, size=WANTED)
-    asked = {"mask": ["mean_iou", "pixel_accuracy"], "size": regression.MeanSquaredError()}
+    model, data = Table({"mask": MAPS, "size": NUMBERS}), Targets(mask=MASKS, size=WANTED)
+    asked = {"mask": ["mean_iou", "pixel_accuracy"], "size": "mse"}
     loss = {"mask": "cross_entropy"}
     values = gpupool.evaluate(model, data, asked, loss=loss, batch_size=8, pool=pools[3])
-    mse = float((NUMBERS - WANTED).double().square().mean())
     assert values == pytest.approx(
         {
             "loss": nn.functional.cross_entropy(MAPS, MASKS).item(),
-            "mask/mean_iou": NAMED["mean_iou of maps"][3](),
-            "mask/pixel_accuracy": NAMED["pixel_accuracy"][3](),
-            "size/MeanSquaredError": mse,
+            "mask/mean_iou": of_pixels("jaccard_score", average="macro"),
+            "mask/pixel_accuracy": of_pixels("accuracy_score"),
+            "size/mse": of_numbers("mean_squared_error"),
         },
         rel=1e-5,
     )
-
-
-@pytest.mark.long
-def test_a_metric_that_keeps_means_and_spreads_is_put_together_as_torchmetrics_does(
-    pools: Pools,
-) -> None:
-    alone = regression.PearsonCorrCoef()
-    alone.update(LOGITS, BINARY.float())
-    values = gpupool.evaluate(
-        Table(LOGITS), numbered(BINARY.float()), [regression.PearsonCorrCoef()], pool=pools[3]
-    )
-    assert values["PearsonCorrCoef"] == pytest.approx(float(alone.compute()), abs=1e-5)
 
 
 def test_private_names_of_torchmetrics_that_are_relied_on() -> None:
@@ -247,31 +200,25 @@ def test_without_samples_a_value_is_nan() -> None:
     assert make_metrics(()).compute(ALONE) == {}
 
 
-@pytest.mark.parametrize(
-    ("asked", "meant"),
-    [
-        ("top-5", " 'top5'?"),
-        (["accuracy", "acuracy"], " 'accuracy'?"),
-    ],
-)
-def test_what_is_no_metric_is_refused_with_what_there_is(asked: Any, meant: str) -> None:
-    with raises(TrainingError, "metrics", meant):
-        check_metrics(asked)
-
-
-def test_a_class_is_refused_with_how_a_metric_is_made_of_it() -> None:
-    with raises(TrainingError, "metrics", " MulticlassAccuracy(...)."):
-        check_metrics([classification.MulticlassAccuracy])
-
-
-def test_a_class_that_the_network_does_not_know_is_named() -> None:
+def test_what_is_no_metric_is_refused_with_what_there_is() -> None:
+    for asked, meant in (("top-5", " 'top5'?"), (["acuracy"], " 'accuracy'?"), ([Table], "Table(")):
+        with raises(TrainingError, "metrics", meant):
+            check_metrics(asked)
     with raises(TrainingError, " 9, ", " 7 "):
         make_metrics("f1").update(SCORES[:2], torch.tensor([0, 9]))
     with raises(TrainingError, "outputs (31, 2) ", " targets (31, 2) "):
         make_metrics("f1").update(NUMBERS, WANTED)
 
 
+class OfEachClass(nn.Module):
+    """As one of torchmetrics that does not average."""
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None: ...
+    def reset(self) -> None: ...
+    def compute(self) -> Tensor:
+        return torch.zeros(7)
+
+
 def test_a_metric_that_fails_is_named_by_every_rank(pools: Pools) -> None:
-    by_class = classification.MulticlassAccuracy(CLASSES, average=None)
-    with raises(SpmdError, "MulticlassAccuracy", "(7,)"):
-        gpupool.evaluate(Table(SCORES), numbered(LABELS), [by_class], pool=pools[3])
+    with raises(SpmdError, "OfEachClass", "(7,)", ename="TrainingError"):
+        gpupool.evaluate(Table(SCORES), numbered(LABELS), [OfEachClass()], pool=pools[3])
