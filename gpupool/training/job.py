@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import OptionsError, PoolError, TrainingError
+from gpupool.core.errors import PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
-from gpupool.core.options.datasets import num_samples, require_dataset
+from gpupool.core.options.datasets import is_stream, require_dataset, with_data
 from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
-from gpupool.core.options.sampling import with_data
 from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import why_not
@@ -47,13 +46,11 @@ def prepared(
     """
     dataset, validation = with_targets(dataset, model), with_targets(validation, model)
     check_input(model, dataset, loss, validation)
-    if not isinstance(options, TrainingOptions):
-        raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
     check_metrics(options.metrics)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
     options = with_absolute_paths(options)
     options = with_data(options, dataset)
-    num = num_samples(dataset)
+    num = None if is_stream(dataset) else len(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
     if num is None:
         check_for_stream(options)
@@ -114,44 +111,31 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     try:
         packer = pack(job)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        # Packed part by part only after a failure, as it takes as long again.
-        name = next(name for name, part in vars(job).items() if not _can_pack(part, pack))
-        raise TrainingError(
-            f"{name} cannot be sent to the ranks: {why_not(error, vars(job)[name], name, pack)}"
-        ) from None
+        why = why_not(error, job, "job", pack)
+        raise TrainingError(f"something cannot be sent to the ranks: {why}") from None
     try:
         packed, contents = variables.buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
     for dataset in (job.dataset, getattr(job, "validation", None)):
-        variables.buffers.keep(_whole(dataset), contents[: packer.num_data])
+        while _is_subset(dataset):  # the data are those of the whole
+            dataset = dataset.dataset
+        variables.buffers.keep(dataset, contents[: packer.num_data])
     # With the text, tracebacks of the ranks show lines of the notebook's cells.
     sources = sources_of(packer.filenames)
     wire = Job(uuid.uuid4().hex, packed, notebook_place().sys_path, sources)
     return SentJob(wire, contents, frozenset(packer.constants))
 
 
-def _can_pack(part: object, pack: Callable[[object], object]) -> bool:
-    try:
-        pack(part)
-    except Exception:  # as above; the caller reports it
-        return False
-    return True
-
-
-def _whole(dataset: Any) -> Any:
-    """That of which a data set is a part."""
+def _is_subset(dataset: Any) -> bool:
     from torch.utils.data import Subset
 
-    return _whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+    return isinstance(dataset, Subset)
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
     """The options with relative paths made absolute; URLs stay."""
-    names = ("checkpoint", "tensorboard", "resume")
-    given = {name: getattr(options, name) for name in names}
-    paths: dict[str, Any] = {
-        n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"
-    }
+    given = {name: getattr(options, name) for name in ("checkpoint", "tensorboard", "resume")}
+    paths = {n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"}
     profile = options.profile and replace(options.profile, url=absolute(options.profile.url))
-    return replace(options, **paths, profile=profile)
+    return replace(options, **paths, profile=profile)  # type: ignore[arg-type]

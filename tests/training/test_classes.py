@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 import gpupool
 from gpupool import ImageDatastore, OptionsError, SegmentationDatastore, TrainingError
 from gpupool.core.network import NetworkInfo, info_of
-from gpupool.core.options.class_names import bound, class_names
+from gpupool.core.options.datasets import bound, class_names
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on

@@ -19,7 +19,8 @@ from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import PROFILES, PoolOptions, refuse_unknown, suggest
+from gpupool.core.options.checks import suggest
+from gpupool.core.options.pool_options import PROFILES, PoolOptions
 from gpupool.core.terminal import plain
 from gpupool.core.wire import environ
 
@@ -188,7 +189,8 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
                 f"{plain(key)} has a secret, which does not belong into a file: set it in the "
                 "notebook's environment, and `%gpupool env NAME` sends it to the ranks."
             )
-        refuse_unknown([key], known, of=" of a cluster")
+        if key not in known:
+            raise OptionsError(f"{key!r} is not an option of a cluster. {suggest(key, known)}")
         if not isinstance(value, _KINDS.get(key, str)):
             raise OptionsError(f"{key}={plain(repr(value))} is of the wrong kind.")
     ipaddress.IPv4Network(table.get("network", "0.0.0.0/0"), strict=False)  # raises ValueError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.schedule import lr_factor, total_steps, warmup_steps
+from gpupool.core.options.schedule import check_for_stream, lr_factor, total_steps, warmup_steps
 from gpupool.core.options.training_options import TrainingOptions
 from tests.support.raising import raises
 
@@ -99,9 +99,12 @@ def test_of_a_stream_only_what_needs_no_length_can_be_had() -> None:
     line = TrainingOptions(schedule="linear", max_steps=10, warmup="2 steps")
     assert lr_factor(line, 7, 0, 1) == pytest.approx(0.5)
     assert total_steps(TrainingOptions(), 0) is None
+    values: dict[str, Any]
+    for values in ({"schedule": "piecewise", "warmup": 9}, {"schedule": "cosine", "max_steps": 9}):
+        check_for_stream(TrainingOptions(**values))
     for values in ({"schedule": "linear"}, {"schedule": "cosine"}, {"warmup": "1 epoch"}):
         with raises(OptionsError, next(iter(values))):
-            lr_factor(TrainingOptions(**values), 1, 0, 1)
+            check_for_stream(TrainingOptions(**values))
 
 
 @given(

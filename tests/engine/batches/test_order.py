@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import gpupool
 from gpupool import OptionsError, SpmdError, TrainingOptions
-from gpupool.core.options import sampling
+from gpupool.core.options import datasets as sampling
 from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
