@@ -47,7 +47,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
         TrainingError: there is none, something else is among them, or names are too few.
     """
     histories = [getattr(one, "history", one) for one in trainings]
-    names = range(1, len(histories) + 1) if names is None else names  # type: ignore[assignment]
+    names = [str(n) for n in range(1, len(histories) + 1)] if names is None else names
     are_all = all(isinstance(one, TrainingHistory) for one in histories)
     if not histories or not are_all or len(names) != len(histories):
         raise TrainingError(
@@ -64,7 +64,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
     rows = zip(names, options, histories, strict=True)
     return Comparison(
         ("", *differ, *RESULTS),
-        tuple((str(name), *own, *_results(history)) for name, own, history in rows),
+        tuple((name, *own, *_results(history)) for name, own, history in rows),
     )
 
 

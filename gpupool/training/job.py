@@ -103,7 +103,7 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     def pack(part: object) -> JobPacker:
         def make() -> JobPacker:
             packer = JobPacker(variables.parcels.parcel_of)
-            packer.dump_job(job) if part is job else packer.dump(part)
+            packer.dump(part)
             return packer
 
         return with_imports_by_name(make)
@@ -112,11 +112,12 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
         packer = pack(job)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
         why = why_not(error, job, "job", pack)
-        raise TrainingError(f"something cannot be sent to the ranks: {why}") from None
+        raise TrainingError(f"what was given cannot be sent to the ranks: {why}") from None
     try:
         packed, contents = variables.buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
+    dataset: Any
     for dataset in (job.dataset, getattr(job, "validation", None)):
         while _is_subset(dataset):  # the data are those of the whole
             dataset = dataset.dataset

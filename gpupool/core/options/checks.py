@@ -179,10 +179,11 @@ def functions(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(any_function(name, one) for one in one_or_several(name, value))
 
 
-def warmup(name: str, value: Any) -> tuple[int, str] | Any:
-    """Epochs or steps, as `warmup_of` reads them."""
-    warmup_of(value)
-    return value
+_WARMUP = re.compile(r"\s*([1-9]\d*)\s*(epoch|step)?s?\s*")
+warmup = must(
+    lambda value: _WARMUP.fullmatch(str(value)) is not None,
+    "write '1 epoch', '500 steps' or a number of steps.",
+)
 
 
 def warmup_of(value: str | int) -> tuple[int, str]:
@@ -191,10 +192,8 @@ def warmup_of(value: str | int) -> tuple[int, str]:
     >>> warmup_of("2 epochs"), warmup_of("500 steps"), warmup_of(7)
     ((2, 'epoch'), (500, 'step'), (7, 'step'))
     """
-    match = re.fullmatch(r"\s*([1-9]\d*)\s*(epoch|step)?s?\s*", str(value))
-    if match is None:
-        raise OptionsError.of("warmup", value, "write '1 epoch', '500 steps' or a number of steps.")
-    return int(match[1]), match[2] or "step"
+    ((number, unit),) = _WARMUP.findall(str(value))
+    return int(number), unit or "step"
 
 
 def parse_duration_s(value: str | float | None) -> float | None:

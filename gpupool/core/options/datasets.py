@@ -107,9 +107,6 @@ def labels_of(dataset: Any) -> Any:
     return None
 
 
-# ---- classes by name: the same index means the same class everywhere ---------------------------
-
-
 def class_names(dataset: Any) -> tuple[str, ...]:
     """The names of the classes by index, of a data set or what it is a part of; () if unknown.
 
@@ -195,9 +192,6 @@ def _own_names(dataset: Any) -> tuple[str, ...]:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-# ---- how often each sample comes, and in which order -------------------------------------------
 
 
 def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:

@@ -111,9 +111,6 @@ def without_effect(options: Any, name: str, why: str) -> OptionsError:
     return OptionsError(f"{name}={_written(getattr(options, name))} has no effect {why}")
 
 
-# ---- what is shown ---------------------------------------------------------------------------
-
-
 def changed(options: Any) -> dict[str, str]:
     """The options that differ from the defaults, each as it would be written, in short."""
     names = [one.name for one in fields(options) if is_given(options, one.name)]
@@ -139,9 +136,6 @@ def _written(value: Any) -> str:
     # Not the repr of an object, which may be long, or hold what nobody should read.
     name: str = getattr(value, "__qualname__", None) or type(value).__qualname__
     return name.rpartition("<locals>.")[2]  # not the function that has made it
-
-
-# ---- what is explained -----------------------------------------------------------------------
 
 
 class Annotation(str):

@@ -95,9 +95,8 @@ class TrainingOptions(Options):
     shuffle: Literal["every-epoch", "once", "never"] = option("every-epoch")
     """"every-epoch", "once" (the same order each epoch) or "never"."""
     weights: Sequence[float] | Literal["balanced"] | None = option(None, checks.sample_weights)
-    """How often each sample is drawn, relative to the others: an epoch draws as many samples as the
-    data set has, with replacement (torch's WeightedRandomSampler). "balanced": each class as often
-    as any other, where the data set knows its labels."""
+    """How often each sample is drawn, relative to the others, with replacement, as by torch's
+    WeightedRandomSampler. "balanced": each class as often as any other."""
     seed: int = option(0, number(whole=True, least=0, most=2**64 - 1))  # what torch takes
     """Fixes the order of the samples and the random numbers of each rank and step."""
     deterministic: bool = option(False, flag)
@@ -108,20 +107,18 @@ class TrainingOptions(Options):
     deviation; one pass over the data, by all ranks, before training."""
     workers: int | None = option(None, number(whole=True, least=0, most=512))  # more is a slip
     """Processes that read a data set of one's own on each rank, as `num_workers` of torch's
-    DataLoader: with 0 the training reads itself. Unless given, the first batch is measured: as many
-    as the rank has cores, up to eight times as many where samples wait, none for little data.
-    Datastores have threads of their own."""
+    DataLoader. Unless given, the first batch is measured: as many as the rank has cores, up to
+    eight times as many where samples wait, none for little data. Datastores have threads."""
     on_error: Literal["raise", "skip"] = option("raise")
-    """What happens when a sample cannot be read: "raise" ends training with an error that names it;
-    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`; more than
-    one in 1,000 of an epoch is an error after all (of one image all patches may be left out). A
-    data set of one's own raises `gpupool.SampleError` for such a sample."""
+    """When a sample cannot be read: "raise" ends training with an error that names it; "skip"
+    leaves it out and lists it in `TrainingResult.skipped`; more than one in 1,000 of an epoch (or
+    one image) is an error. One's own data set raises `gpupool.SampleError` for such a sample."""
 
     # ---- what a batch is, and what the network and the loss get of it
     collate: Callable[[list[Any]], Any] | None = option(None, checks.any_function)
-    """Makes a batch of a list of samples, as `collate_fn` of torch's DataLoader; each rank calls it
-    with its own samples. torch's `default_collate` unless given. It makes the batches of validation
-    too: one that mixes samples has a parameter `training=True`, which is False there."""
+    """Makes a batch of a list of a rank's samples, as `collate_fn` of torch's DataLoader; torch's
+    `default_collate` unless given. One that mixes samples has a parameter `training=True`, which is
+    False in validation."""
     inputs: Literal["auto", "one", "args", "kwargs"] | Sequence[str | int] = option(
         "auto", checks.parts
     )
@@ -227,9 +224,6 @@ class TrainingOptions(Options):
 
 
 explain(TrainingOptions)
-
-
-# ---- options as keywords of `train` ------------------------------------------------------------
 
 
 def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
