@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpupool.core.errors import PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
@@ -70,26 +71,21 @@ def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> N
     check_loss(loss)
 
 
-@dataclass(frozen=True)
-class SentJob:
-    """A job that ranks can read, until `remove`.
+class SentJob(NamedTuple):
+    """A job that ranks can read.
 
-    It keeps the `contents` of its memory, whatever becomes of the data in the notebook meanwhile,
-    and refers to `constants` that the ranks have.
+    `contents` keep its memory, whatever becomes of the data in the notebook meanwhile, until they
+    are cleared; `constants` are those that it refers to, and that ranks have to have.
     """
 
     wire: Job
     contents: list[Stored | None]
-    constants: frozenset[int]
+    constants: set[int]
 
     def bring_constants(self, pool: Pool, ranks: Sequence[int]) -> None:
         """Make sure that these ranks, of which some may be new, have what the job refers to."""
         if self.constants:
             pool.variables.bring(self.constants, ranks)
-
-    def remove(self) -> None:
-        """No rank needs it any more."""
-        self.contents.clear()
 
 
 def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
@@ -101,37 +97,31 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     variables = pool.variables
 
     def pack(part: object) -> JobPacker:
-        def make() -> JobPacker:
-            packer = JobPacker(variables.parcels.parcel_of)
-            packer.dump(part)
-            return packer
+        packer = JobPacker(variables.parcels.parcel_of)
+        packer.dump(part)
+        return packer
 
-        return with_imports_by_name(make)
+    def packed_by_name(part: object) -> JobPacker:
+        return with_imports_by_name(partial(pack, part))
 
     try:
-        packer = pack(job)
+        packer = packed_by_name(job)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        why = why_not(error, job, "job", pack)
+        why = why_not(error, job, "job", packed_by_name)
         raise TrainingError(f"what was given cannot be sent to the ranks: {why}") from None
     try:
         packed, contents = variables.buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
-    dataset: Any
     for dataset in (job.dataset, getattr(job, "validation", None)):
-        while _is_subset(dataset):  # the data are those of the whole
-            dataset = dataset.dataset
-        variables.buffers.keep(dataset, contents[: packer.num_data])
+        whole: Any = dataset  # whose data those of a part are
+        while type(whole).__name__ == "Subset":
+            whole = whole.dataset
+        variables.buffers.keep(whole, contents[: packer.num_data])
     # With the text, tracebacks of the ranks show lines of the notebook's cells.
     sources = sources_of(packer.filenames)
     wire = Job(uuid.uuid4().hex, packed, notebook_place().sys_path, sources)
-    return SentJob(wire, contents, frozenset(packer.constants))
-
-
-def _is_subset(dataset: Any) -> bool:
-    from torch.utils.data import Subset
-
-    return isinstance(dataset, Subset)
+    return SentJob(wire, contents, packer.constants)
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:

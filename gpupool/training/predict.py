@@ -182,7 +182,7 @@ def ask(
             values = Execution(pool, dict.fromkeys(ranks, call(sent.wire)), recorder).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
-        sent.remove()
+        sent.contents.clear()
     return [values[rank] for rank in ranks]
 
 

@@ -298,7 +298,7 @@ class TrainingRun:
             self._error = self._with_checkpoint(error)
             self.history.status, self.history.error = "failed", str(error)
         self.history.notice = ""
-        self._job.remove()
+        self._job.contents.clear()
         self._weights_path.unlink(missing_ok=True)
         self._recorder.finish()
         self._notify()

@@ -13,7 +13,7 @@ from gpupool.pool import session
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import Images, network, samples
+from tests.support.trainings import network, samples
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 101])
@@ -24,12 +24,6 @@ def test_outputs_come_in_the_order_of_the_samples(pool2: Pool, num_samples: int)
         expected = model(data.tensors[0])
     assert outputs.shape == (num_samples, 3)
     assert torch.allclose(outputs, expected, atol=1e-6)
-
-
-def test_images_are_normalized_as_for_training(pool2: Pool) -> None:
-    outputs = gpupool.predict(nn.Flatten(), Images(), batch_size=4)
-    expected = (torch.arange(21) / 255 - 0.5) / 0.25
-    assert torch.allclose(outputs, expected[:, None].expand(-1, 8))
 
 
 def test_several_outputs_come_in_dicts_and_lists(pools: Pools) -> None:
