@@ -9,7 +9,7 @@ import inspect
 from pathlib import Path
 
 from gpupool import CallbackInfo, TrainingOptions
-from gpupool.core.options.option_help import option_help
+from gpupool.core.options.fields import option_help
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-options.md"
 _HEAD = """\

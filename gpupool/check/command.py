@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gpupool
 from gpupool.check import hosts
 from gpupool.core.errors import OptionsError
 from gpupool.core.machine.nvml import driver_version
-from gpupool.core.options.pool_options import Device
 
 CANNOT = 126  # the status of a command that could not be run
 INTERRUPTED = 130  # as shells say it of a program that SIGINT has ended
@@ -75,7 +74,7 @@ def run(cluster: str = "", url: str = "s3://", **options: Any) -> int:
 
 
 def run_here(
-    device: Device = "auto",
+    device: Literal["auto", "cpu", "gpu"] = "auto",
     gpus: str | None = None,
     only: Sequence[str] = (),
     junitxml: str = "",

@@ -71,15 +71,13 @@ class JobPacker(DataPacker):
         self.constants: set[int] = set()
         self._parcel_of = parcel_of
 
-    def dump_job(self, job: TrainingJob | InferenceJob) -> None:
-        """Pack a job; a part of one is for `dump`. Raises whatever pickling runs into."""
-        rest = dict(vars(job))
-        data = {name: rest.pop(name) for name in _DATA if name in rest}
-        # pickle walks in order: what has come before the mark is of the data sets
-        self.dump(_Parts(type(job), data, rest))
-
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
+        if isinstance(obj, TrainingJob | InferenceJob):
+            rest = dict(vars(obj))
+            data = {name: rest.pop(name) for name in _DATA if name in rest}
+            # pickle walks in order: what has come before the mark is of the data sets
+            return _job, (type(obj), data, _Mark(), rest)
         if isinstance(obj, _Mark):
             self.num_data = len(self.buffers)
             return _Mark, ()
@@ -100,14 +98,6 @@ class _Mark:
 
 def _job(kind: Callable[..., Any], data: dict[str, Any], _: _Mark, rest: dict[str, Any]) -> Any:
     return kind(**data, **rest)
-
-
-class _Parts:
-    def __init__(self, kind: type, data: dict[str, Any], rest: dict[str, Any]) -> None:
-        self._parts = kind, data, _Mark(), rest
-
-    def __reduce__(self) -> Any:
-        return _job, self._parts
 
 
 def _mapped_file(obj: Any, numpy: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gpupool.core.options.keywords import merged, with_keywords
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions, merged, with_keywords
 from gpupool.core.wire.environ import note_use
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training

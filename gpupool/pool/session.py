@@ -13,8 +13,8 @@ from gpupool.core import current
 from gpupool.core.errors import NoPoolError, OptionsError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
-from gpupool.core.options.option_help import Annotation, parameters
-from gpupool.core.options.pool_options import PoolOptions, make_options
+from gpupool.core.options.fields import Annotation, parameters
+from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.progress import progress as bar
 from gpupool.core.wire import environ
 from gpupool.pool.notices import Progress, unheard, with_bar
@@ -56,7 +56,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
             options["words"] = tuple(shlex.split(words) if isinstance(words, str) else words)
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
             options["gpus"] = None
-        chosen = make_options(PoolOptions, {"profile": profile, **options})
+        chosen = PoolOptions(profile=profile, **options)
         from gpupool.pool.pool import Pool  # `%load_ext gpupool` does not wait for it
 
         with with_bar(progress, "Starting the pool") as stage:

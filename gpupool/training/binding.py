@@ -13,8 +13,7 @@ from typing import Any
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob, TrainingJob
 from gpupool.core.network import NetworkInfo, Scaling, in_words, info_of
-from gpupool.core.options.class_names import NO_CLASS, bound, class_names
-from gpupool.core.options.datasets import labels_of, parts_of
+from gpupool.core.options.datasets import NO_CLASS, bound, class_names, labels_of, parts_of
 from gpupool.core.options.named_measures import CLASS_METRICS
 
 _CLASS_LOSSES = ("cross_entropy", "nll", "CrossEntropyLoss", "NLLLoss")
@@ -31,21 +30,18 @@ def bind_training(job: TrainingJob) -> TrainingJob:
     names = known.classes or class_names(job.dataset)
     whose = "the network does" if known.classes else "the training data do"
     dataset = bound(job.dataset, names, "dataset", whose)
-    own = None if fits else scaling_of(dataset)
+    validation = bound(job.validation, names, "validation", whose)
+    own = None if fits else _scaling_of(dataset)
     scaling = own or (None if fits else known.normalization)
-    sets, validation = [dataset], job.validation
-    if validation is not None:
-        validation = bound(validation, names, "validation", whose)
-        sets.append(validation)
-        if not fits:
-            _check_scaling("validation", validation, "the training data", scaling)
+    if not fits:
+        _check_scaling("validation", validation, "the training data", scaling)
     labels = labels_of(dataset)
     if labels is not None and len(labels) and (labels == NO_CLASS).all():
         raise TrainingError(
             "the images of dataset have no labels, and training needs them: see labels= of "
             "gpupool.ImageDatastore."
         )
-    num_classes = max(_num_outputs(one, job.loss) for one in sets)
+    num_classes = max(_num_outputs(one, job.loss) for one in (dataset, validation))
     is_raw = own is None and (fits or scaling is not None)
     network = NetworkInfo(names, scaling, from_raw=is_raw)
     return replace(
@@ -61,12 +57,10 @@ def bind(job: InferenceJob, what: str) -> InferenceJob:
         OptionsError: they have another normalization.
     """
     known, dataset = info_of(job.model), job.dataset
-    names = class_names(dataset)
+    names, ours = class_names(dataset), known.normalization
     # Pictures below one folder that is no class are new ones, to be predicted.
-    is_new = what == "predict" and len(names) == 1 and not set(names) & set(known.classes)
-    if not is_new:
+    if not (what == "predict" and len(names) == 1 and names[0] not in known.classes):
         dataset = bound(dataset, known.classes, "dataset", "the network does")
-    ours = known.normalization
     own = None if ours is None else _check_scaling("dataset", dataset, "the network", ours)
     # Tensors and new pictures are raw, and so are data like those of a training on raw ones;
     # other data sets with classes may be normalized in their own way.
@@ -84,19 +78,19 @@ def bind(job: InferenceJob, what: str) -> InferenceJob:
     return replace(job, dataset=dataset, network=known, num_classes=num_classes)
 
 
-def scaling_of(dataset: Any) -> Scaling | None:
+def _scaling_of(dataset: Any) -> Scaling | None:
     """The normalization that a data set asks for, or all that it is made of; None without one."""
     found = getattr(dataset, "normalization", None)
     if found is not None:
         mean, std = found
         return tuple(map(float, mean)), tuple(map(float, std))
-    asked = {scaling_of(part) for part in parts_of(dataset)}
+    asked = {_scaling_of(part) for part in parts_of(dataset)}
     return asked.pop() if len(asked) == 1 else None
 
 
 def _check_scaling(what: str, dataset: Any, whose: str, ours: Scaling | None) -> Scaling | None:
     """The normalization of a data set: none, or that of the others."""
-    own = scaling_of(dataset)
+    own = _scaling_of(dataset)
     if own is not None and own != ours:
         there = "has none" if ours is None else f"has {in_words(ours)}"
         raise OptionsError(
@@ -113,9 +107,9 @@ def _num_outputs(dataset: Any, loss: Any) -> int:
     """
     if (loss if isinstance(loss, str) else type(loss).__name__) not in _CLASS_LOSSES:
         return 0
-    labels = labels_of(dataset)
+    num_names, labels = len(class_names(dataset)), labels_of(dataset)
     if labels is None:
-        return len(class_names(dataset))
+        return num_names
     ignored = getattr(loss, "ignore_index", NO_CLASS)
     counted = labels[(labels != ignored) & (labels != NO_CLASS)]
     # On a GPU it would cost the rank.
@@ -124,4 +118,4 @@ def _num_outputs(dataset: Any, loss: Any) -> int:
             f"the targets have class {counted.min()}: classes are counted from 0, and {ignored} "
             "means none."
         )
-    return max(len(class_names(dataset)), int(counted.max(initial=-1)) + 1)
+    return max(num_names, int(counted.max(initial=-1)) + 1)

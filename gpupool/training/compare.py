@@ -12,7 +12,8 @@ from typing import Any
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE, duration, number, percent
-from gpupool.core.options.training_options import TrainingOptions, written
+from gpupool.core.options.fields import written
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.training.history import TrainingHistory, best_of, figure
 
 RESULTS = ("Ranks", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")
@@ -46,13 +47,12 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
         TrainingError: there is none, something else is among them, or names are too few.
     """
     histories = [getattr(one, "history", one) for one in trainings]
-    if not histories or not all(isinstance(one, TrainingHistory) for one in histories):
-        raise TrainingError("compare takes results of gpupool.train: compare(result1, result2).")
     names = [str(n) for n in range(1, len(histories) + 1)] if names is None else names
-    if len(names) != len(histories):
+    are_all = all(isinstance(one, TrainingHistory) for one in histories)
+    if not histories or not are_all or len(names) != len(histories):
         raise TrainingError(
-            f"compare: there are {len(histories)} trainings and {len(names)} names; give one for "
-            "each."
+            "compare takes results of gpupool.train, and as many names: compare(result1, result2, "
+            "names=['a', 'b'])."
         )
     usual = TrainingOptions()
     values = {
@@ -64,20 +64,20 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
     rows = zip(names, options, histories, strict=True)
     return Comparison(
         ("", *differ, *RESULTS),
-        tuple((str(name), *own, *_results(history)) for name, own, history in rows),
+        tuple((name, *own, *_results(history)) for name, own, history in rows),
     )
 
 
 def _results(history: TrainingHistory) -> tuple[str, ...]:
     start = history.start
     last = history.steps[-(start.steps_per_epoch if start else 0) or -1 :]
-    losses, accuracies = ([getattr(s, name) for s in last] for name in ("loss", "accuracy"))
+    accuracies = [one.accuracy for one in last if one.accuracy is not None]
     return (
         str(start.world_size) if start else NONE,
         number(len(history.steps)),
         duration(history.elapsed_s),
         f"{number(history.throughput)} {start.unit if start else 'samples'}",
-        figure(fmean(losses) if losses else None),
-        percent(fmean(accuracies) if accuracies and None not in accuracies else None),
+        figure(fmean(one.loss for one in last) if last else None),
+        percent(fmean(accuracies) if accuracies else None),
         best_of(history),
     )

@@ -13,7 +13,7 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import percent
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
-from gpupool.core.options.class_names import class_names
+from gpupool.core.options.datasets import class_names
 from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
 from gpupool.training.history import many
@@ -29,7 +29,7 @@ class ConfusionMatrix:
     """How often each class was taken for each.
 
     `counts[i, j]` samples (or pixels) of class i were taken for class j: int64, shape (C, C).
-    `classes` are the C names.
+    `classes` are the C names. Shares are NaN where nothing is to be counted.
     """
 
     counts: NDArray[np.int64]
@@ -42,17 +42,17 @@ class ConfusionMatrix:
 
     @property
     def accuracy(self) -> float:
-        """The share (0..1) whose class was found; NaN without samples."""
+        """The share (0..1) whose class was found."""
         return float(_shares(np.trace(self.counts), self.counts.sum()))
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """The share of each class that was found; NaN where it does not occur."""
+        """The share of each class that was found."""
         return _shares(np.diag(self.counts), self.counts.sum(1))
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """The share of what was taken for each class that is right; NaN where nothing was."""
+        """The share of what was taken for each class that is right."""
         return _shares(np.diag(self.counts), self.counts.sum(0))
 
     @property
@@ -64,18 +64,16 @@ class ConfusionMatrix:
         """The pairs (true, predicted, how often) that were confused most often, worst first."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
-        # Stable, so pairs that are equally frequent come in the order of their classes.
-        order = np.argsort(-wrong, axis=None, kind="stable")[:num]
-        pairs = [divmod(int(place), len(self.classes)) for place in order]
-        return [
-            (self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j]
-        ]
+        pairs = [(one, other) for one in self.classes for other in self.classes]
+        counted = zip(pairs, wrong.flatten().tolist(), strict=True)
+        most = sorted(counted, key=lambda one: -one[1])[:num]  # of equal ones the first classes
+        return [(*pair, count) for pair, count in most if count]
 
     def summary(self) -> str:
         """The whole in one line."""
         share = percent(self.accuracy if self.num_samples else None)
-        classes = f"{len(self.classes)} class{'es' if len(self.classes) != 1 else ''}"
-        return f"accuracy {share} on {many(self.num_samples, 'sample')}, {classes}"
+        samples, classes = many(self.num_samples, "sample"), len(self.classes)
+        return f"accuracy {share} on {samples}, {many(classes, 'class', 'es')}"
 
     def __repr__(self) -> str:
         pairs = [f"  {true} taken for {said}: {num:,}" for true, said, num in self.most_confused()]

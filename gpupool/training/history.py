@@ -44,9 +44,8 @@ class Reads:
     read_by: str = ""
 
     def add(self, event: events.DataEvent) -> None:
-        """Add the next event."""
+        """Add the next event; one without a retry has no reason, and must not erase the last."""
         self.num_retried += event.num_retried
-        # An event without a retry has no reason, and must not erase the last one.
         self.reason = event.reason or self.reason
         self.num_skipped += event.num_skipped
         self.skipped.update(event.skipped)
@@ -63,12 +62,11 @@ class Reads:
 class TrainingHistory:
     """Everything that has been reported so far, in order.
 
-    `steps[i]` is step i + 1, also of a training that has resumed from a checkpoint; `validations`
-    has one entry per validation, of which `best` is the best one by `objective`. `status` is one of
-    "starting", "training", "stopping", "finished", "stopped" and "failed"; `error` is the message
-    of a failure; `notice` something to know while it continues, such as that ranks hang; `aside`
-    what happens beside the steps: before the first one, while validating or saving; None while
-    there are steps; `reads` what reading the data took.
+    `steps[i]` is step i + 1, also of a training that has resumed; of `validations` `best` is the
+    best one by `objective`. `status` is one of "starting", "training", "stopping", "finished",
+    "stopped" and "failed"; `error` is the message of a failure; `notice` something to know while it
+    continues, such as that ranks hang; `aside` what happens beside the steps; `reads` what reading
+    the data took.
 
     `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
@@ -138,12 +136,24 @@ class TrainingHistory:
                     if one.name not in _KEPT:
                         setattr(self, one.name, getattr(usual, one.name))
             case events.StepEvent():
-                self._add_step(event)
+                self.steps.append(event)
+                self.aside = None
+                self._num_samples += event.num_samples
+                self.data_wait_s += event.data_wait_s
+                # Counted only now: `throughput` divides by the time up to the last step.
+                self._validation_s += self._newest_validation_s
+                self._newest_validation_s = 0.0
             case events.ProgressEvent():
-                is_over = 0 < event.total <= event.done
-                self.aside = None if is_over else event
+                self.aside = None if 0 < event.total <= event.done else event
             case events.ValidationEvent():
-                self._add_validation(event)
+                self.validations.append(event)
+                self.aside = None
+                if event.is_best:  # the ranks decide that, by `objective`
+                    self.best, self.num_without_improvement = event, 0
+                elif self.best is not None:
+                    self.num_without_improvement += 1
+                if self.steps:
+                    self._newest_validation_s = event.elapsed_s - self.steps[-1].elapsed_s
             case events.DataEvent():
                 self.reads.add(event)
             case events.WarningEvent():
@@ -159,26 +169,6 @@ class TrainingHistory:
                 self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"
         self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
 
-    def _add_step(self, event: events.StepEvent) -> None:
-        # A start has cleared the list: `steps[i]` is step i + 1 after a restart, too.
-        self.steps.append(event)
-        self.aside = None
-        self._num_samples += event.num_samples
-        self.data_wait_s += event.data_wait_s
-        # Counted only when a step follows: `throughput` divides by the time up to the last step.
-        self._validation_s += self._newest_validation_s
-        self._newest_validation_s = 0.0
-
-    def _add_validation(self, event: events.ValidationEvent) -> None:
-        self.validations.append(event)
-        self.aside = None
-        if event.is_best:  # the ranks decide that, by `objective`
-            self.best, self.num_without_improvement = event, 0
-        elif self.best is not None:
-            self.num_without_improvement += 1
-        if self.steps:
-            self._newest_validation_s = event.elapsed_s - self.steps[-1].elapsed_s
-
     @property
     def stage(self) -> str:
         """What happens beside the steps, in words; "" while there are steps, and at the end."""
@@ -191,11 +181,8 @@ class TrainingHistory:
 
     @property
     def slowest(self) -> Slowest | None:
-        """The rank that the others wait for, if its own work takes over 15 % longer than theirs.
-
-        `share` is over the median of the others. None where that is less than a tenth of a step,
-        as where steps are so short that each rank waits mostly for messages, and of a single rank.
-        """
+        """The rank that the others wait for, if its own work takes over 15 % longer than theirs,
+        and that is over a tenth of a step; None without, and of a single rank."""
         work = {rank: event.work_s for rank, event in self.ranks.items() if event.work_s}
         if len(work) < 2:
             return None
@@ -245,10 +232,7 @@ class TrainingHistory:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace so far, or None where nobody knows.
-
-        As while it stops, and after the last step: no pace says how long it validates and saves.
-        """
+        """Seconds left at the pace so far; None where nobody knows, as while it stops or saves."""
         if self.end or self.status == "stopping" or not 0 < self.progress < 1:
             return None
         return self.elapsed_s * (1 - self.progress) / self.progress
@@ -264,10 +248,8 @@ class TrainingHistory:
         return self.data_wait_s / self.training_s if self.training_s > 0 else 0.0
 
     def line(self) -> str:
-        """The state in one line of text, for terminals and logs.
-
-        "training  epoch 4/6  step 560/900  62%  loss 0.2100  acc 89.9%  val 89.6%  1 min 10 s left
-        39,600 images/s" while it runs; once it is over, the time it took.
+        """The state in one line of text, for terminals and logs: "training  epoch 4/6  step 560/900
+        62%  loss 0.2100  acc 89.9%  val 89.6%  1 min 10 s left  39,600 images/s".
 
         >>> TrainingHistory().line()
         'starting'
@@ -287,15 +269,13 @@ class TrainingHistory:
             f"loss {last.loss:.4f}",
             "" if last.accuracy is None else f"acc {last.accuracy:.1%}",
         ]
-        if self.validations:
-            value = self.validations[-1]
+        for value in self.validations[-1:]:
             shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
             parts.append(f"val {shown}")
         eta = None if self.is_over else self.eta_s
         time = duration(self.elapsed_s) if eta is None else f"{duration(eta)} left"
         parts += [stage, time, f"{number(self.throughput)} {self.start.unit}/s"]
-        parts += self.reads.words()
-        parts.append(many(len(self.warnings), "warning") if self.warnings else "")
+        parts += [*self.reads.words(), many(len(self.warnings), "warning") * bool(self.warnings)]
         parts.append(self.error if self.status == "failed" else "")
         return "  ".join(filter(None, parts))
 
@@ -348,10 +328,10 @@ def figure(value: float | None) -> str:
     return NONE if value is None else f"{value:.4g}"
 
 
-def many(count: int, what: str) -> str:
+def many(count: int, what: str, ending: str = "s") -> str:
     """A count with its noun.
 
     >>> many(1, "read"), many(1200, "read")
     ('1 read', '1,200 reads')
     """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {what}{'' if count == 1 else ending}"

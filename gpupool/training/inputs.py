@@ -18,8 +18,6 @@ def with_targets(given: Any, model: nn.Module) -> Any:
     """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is, and
     of a Constant what the ranks have.
 
-    Arrays come in the precision of the network, whole numbers as int64.
-
     Raises:
         TrainingError: both have another number of samples.
     """
@@ -43,27 +41,22 @@ def of_inputs(given: Any, model: nn.Module) -> Any:
     """
     given = value_of(given)
     if isinstance(given, (str, os.PathLike)):
-        url = os.fspath(given)
-        if url.lower().endswith(PICTURES):
-            return [absolute(url)]
+        if os.fspath(given).lower().endswith(PICTURES):
+            return [absolute(os.fspath(given))]
         import gpupool
 
-        return gpupool.ImageDatastore(url, labels=None)
-    if hasattr(given, "__next__"):
-        given = list(given)
+        return gpupool.ImageDatastore(os.fspath(given), labels=None)
     if _is_picture(given):
         return [given]
-    given = with_targets(given, model)
-    if _is_array(given):
-        return as_tensor(given, model)
+    given = list(given) if hasattr(given, "__next__") else with_targets(given, model)
     if isinstance(given, (list, tuple)) and given:
         if all(isinstance(one, (str, os.PathLike)) for one in given):
             return [absolute(os.fspath(one)) for one in given]
         if isinstance(given[0], (int, float, list)):
             import numpy as np
 
-            return as_tensor(np.asarray(given), model)
-    return given
+            given = np.asarray(given)
+    return as_tensor(given, model) if _is_array(given) else given
 
 
 def picture_transform(validation: Any) -> Any:
@@ -77,7 +70,7 @@ def picture_transform(validation: Any) -> Any:
 
 
 def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tensor:
-    """A tensor as it is; an array as a tensor that fits the network.
+    """A tensor as it is; an array in the precision of the network, whole targets as int64.
 
     uint8 arrays (..., height, width, channels) are pictures, as of Pillow: channels come first
     then. A single picture becomes one of a batch.
@@ -85,23 +78,24 @@ def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tenso
     import torch
 
     if isinstance(given, torch.Tensor):
-        is_one = given.dtype == torch.uint8 and given.ndim == 3 and given.shape[0] in (1, 3)
-        return given[None] if is_one and not is_target else given
-    import numpy as np
+        found, is_picture = given, given.dtype == torch.uint8 and given.shape[:-2] in ((1,), (3,))
+    else:
+        import numpy as np
 
-    array = np.asarray(given)
-    if array.dtype.kind not in "biuf":
-        raise TrainingError(
-            f"an array of {array.dtype} is none of numbers; give numbers, or a data set."
-        )
-    is_picture = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] in (1, 3)
-    if is_picture and not is_target:
-        array = np.moveaxis(array, -1, -3)
-        array = array[None] if array.ndim == 3 else array
-    found = torch.from_numpy(np.ascontiguousarray(array))
-    if found.is_floating_point():
-        return found.to(next((p.dtype for p in model.parameters()), torch.float32))
-    return found.long() if is_target and found.dtype != torch.bool else found
+        array = np.asarray(given)
+        if array.dtype.kind not in "biuf":
+            raise TrainingError(
+                f"an array of {array.dtype} is none of numbers; give numbers, or a data set."
+            )
+        is_picture = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] in (1, 3)
+        if is_picture and not is_target:
+            array = np.moveaxis(array, -1, -3)
+        found = torch.from_numpy(np.ascontiguousarray(array))
+        if found.is_floating_point():
+            found = found.to(next((p.dtype for p in model.parameters()), torch.float32))
+        elif is_target and found.dtype != torch.bool:
+            found = found.long()
+    return found[None] if is_picture and not is_target and found.ndim == 3 else found
 
 
 def _is_array(given: Any) -> bool:

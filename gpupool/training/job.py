@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpupool.core.errors import OptionsError, PoolError, TrainingError
+from gpupool.core.errors import PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
-from gpupool.core.options.datasets import num_samples, require_dataset
+from gpupool.core.options.datasets import is_stream, require_dataset, with_data
 from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
-from gpupool.core.options.sampling import with_data
 from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import why_not
@@ -47,13 +47,11 @@ def prepared(
     """
     dataset, validation = with_targets(dataset, model), with_targets(validation, model)
     check_input(model, dataset, loss, validation)
-    if not isinstance(options, TrainingOptions):
-        raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
     check_metrics(options.metrics)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
     options = with_absolute_paths(options)
     options = with_data(options, dataset)
-    num = num_samples(dataset)
+    num = None if is_stream(dataset) else len(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
     if num is None:
         check_for_stream(options)
@@ -73,26 +71,21 @@ def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> N
     check_loss(loss)
 
 
-@dataclass(frozen=True)
-class SentJob:
-    """A job that ranks can read, until `remove`.
+class SentJob(NamedTuple):
+    """A job that ranks can read.
 
-    It keeps the `contents` of its memory, whatever becomes of the data in the notebook meanwhile,
-    and refers to `constants` that the ranks have.
+    `contents` keep its memory, whatever becomes of the data in the notebook meanwhile, until they
+    are cleared; `constants` are those that it refers to, and that ranks have to have.
     """
 
     wire: Job
     contents: list[Stored | None]
-    constants: frozenset[int]
+    constants: set[int]
 
     def bring_constants(self, pool: Pool, ranks: Sequence[int]) -> None:
         """Make sure that these ranks, of which some may be new, have what the job refers to."""
         if self.constants:
             pool.variables.bring(self.constants, ranks)
-
-    def remove(self) -> None:
-        """No rank needs it any more."""
-        self.contents.clear()
 
 
 def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
@@ -104,54 +97,36 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     variables = pool.variables
 
     def pack(part: object) -> JobPacker:
-        def make() -> JobPacker:
-            packer = JobPacker(variables.parcels.parcel_of)
-            packer.dump_job(job) if part is job else packer.dump(part)
-            return packer
+        packer = JobPacker(variables.parcels.parcel_of)
+        packer.dump(part)
+        return packer
 
-        return with_imports_by_name(make)
+    def packed_by_name(part: object) -> JobPacker:
+        return with_imports_by_name(partial(pack, part))
 
     try:
-        packer = pack(job)
+        packer = packed_by_name(job)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        # Packed part by part only after a failure, as it takes as long again.
-        name = next(name for name, part in vars(job).items() if not _can_pack(part, pack))
-        raise TrainingError(
-            f"{name} cannot be sent to the ranks: {why_not(error, vars(job)[name], name, pack)}"
-        ) from None
+        why = why_not(error, job, "job", packed_by_name)
+        raise TrainingError(f"what was given cannot be sent to the ranks: {why}") from None
     try:
         packed, contents = variables.buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
     for dataset in (job.dataset, getattr(job, "validation", None)):
-        variables.buffers.keep(_whole(dataset), contents[: packer.num_data])
+        whole: Any = dataset  # whose data those of a part are
+        while type(whole).__name__ == "Subset":
+            whole = whole.dataset
+        variables.buffers.keep(whole, contents[: packer.num_data])
     # With the text, tracebacks of the ranks show lines of the notebook's cells.
     sources = sources_of(packer.filenames)
     wire = Job(uuid.uuid4().hex, packed, notebook_place().sys_path, sources)
-    return SentJob(wire, contents, frozenset(packer.constants))
-
-
-def _can_pack(part: object, pack: Callable[[object], object]) -> bool:
-    try:
-        pack(part)
-    except Exception:  # as above; the caller reports it
-        return False
-    return True
-
-
-def _whole(dataset: Any) -> Any:
-    """That of which a data set is a part."""
-    from torch.utils.data import Subset
-
-    return _whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
+    return SentJob(wire, contents, packer.constants)
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
     """The options with relative paths made absolute; URLs stay."""
-    names = ("checkpoint", "tensorboard", "resume")
-    given = {name: getattr(options, name) for name in names}
-    paths: dict[str, Any] = {
-        n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"
-    }
+    given = {name: getattr(options, name) for name in ("checkpoint", "tensorboard", "resume")}
+    paths = {n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"}
     profile = options.profile and replace(options.profile, url=absolute(options.profile.url))
-    return replace(options, **paths, profile=profile)
+    return replace(options, **paths, profile=profile)  # type: ignore[arg-type]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
-from gpupool.core.options.class_names import class_names
-from gpupool.core.options.datasets import require_dataset
+from gpupool.core.options.datasets import class_names, require_dataset
 from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.options.training_options import TrainingOptions
@@ -63,10 +62,7 @@ def predict(
     pool: Pool | None = None,
     **reading: Any,
 ) -> Any:
-    """The outputs of `model` for every sample, in order, on the CPU.
-
-    Each rank computes a part. Only the inputs of the data set's samples are used; the network is in
-    evaluation mode and is called with them, be they a tensor, a dict or a list.
+    """The outputs of `model` for every sample, in order, on the CPU; each rank computes a part.
 
     Pictures are decoded as in training: uint8, 0..1 on the device, and what `result.model` knows:
     its normalization, and the height and width it was trained on, where pictures or files are given
@@ -85,9 +81,9 @@ def predict(
 
     Returns:
         A tensor of shape (samples, ...): for a classifier (samples, classes). Of a network
-        with several outputs a dict or list of such; a named tuple becomes a dict. Samples are
-        their first dimension: outputs (time, samples, ...) are an error, or wrong without a word
-        where there are as many times as samples in a rank's share of a batch.
+        with several outputs a dict or list of such. Samples are their first dimension: outputs
+        (time, samples, ...) are an error, or wrong without a word where there are as many times as
+        samples in a rank's share of a batch.
 
     Raises:
         TrainingError: the input is not a network or no data, or has classes that the network does
@@ -120,8 +116,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of `model` over all samples, and its loss if one is given, by name.
 
-    They do not depend on the number of ranks, nor on `batch_size`: each sample counts once, and
-    what the ranks have seen is put together before a value is computed.
+    They do not depend on the number of ranks, nor on `batch_size`: each sample counts once.
 
     Args:
         metrics: names ("accuracy", "top5", "precision", "recall", "f1", "auc", "pixel_accuracy",
@@ -178,41 +173,40 @@ def ask(
     """
     require_module(job.model)
     require_dataset("dataset", job.dataset)
-    job = bind(job, what)
-    pool = current_pool(create=True) if pool is None else pool
-    if not isinstance(pool, Pool):
-        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
-    sent = send_job(pool, job)
-    ranks = pool.training_ranks
-    calls = dict.fromkeys(ranks, call(sent.wire))
+    job, pool = bind(job, what), _pool(pool)
+    sent, ranks = send_job(pool, job), pool.training_ranks
     try:
         sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:
             recorder = OutputRecorder(ranks, pool.secrets, _listener(bar))
-            values = Execution(pool, calls, recorder).result()
+            values = Execution(pool, dict.fromkeys(ranks, call(sent.wire)), recorder).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
-        sent.remove()
+        sent.contents.clear()
     return [values[rank] for rank in ranks]
+
+
+def _pool(given: Pool | None) -> Pool:
+    pool = current_pool(create=True) if given is None else given
+    if not isinstance(pool, Pool):
+        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
+    return pool
 
 
 def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
     """What the ranks have computed for every sample, in order, on the CPU; see `ask`."""
     import torch
 
-    # Before `ask`, which would do the same: the outputs need a place in the pool's folder.
-    pool = current_pool(create=True) if pool is None else pool
+    pool = _pool(pool)
     result_path = pool.engines.new_file("outputs.pt")
     # Through files: the controller would copy outputs several times, and hold them in memory.
     ask(what, pool, job, partial(Predict, result_name=result_path.name))
-    paths = [
-        pool.carrier.bring_file(rank, result_path.with_name(f"{result_path.name}.{i}"))
-        for i, rank in enumerate(pool.training_ranks)
-    ]
-    parts = []
-    with progress("Reading the outputs", len(paths), "ranks") as bar:
-        for path in paths:
-            # `_plain` on the ranks has left tensors, dicts and lists: no code has to run.
+    parts, ranks = [], pool.training_ranks
+    with progress("Reading the outputs", len(ranks), "ranks") as bar:
+        for i, rank in enumerate(ranks):
+            there = result_path.with_name(f"{result_path.name}.{i}")
+            path = pool.carrier.bring_file(rank, there)
+            # The ranks have left tensors, dicts and lists: no code has to run.
             parts.append(torch.load(path, weights_only=True))
             path.unlink()
             bar.advance()

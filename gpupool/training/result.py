@@ -93,11 +93,8 @@ class TrainingResult:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The URLs of samples that `on_error="skip"` has left out, and what is wrong with each.
-
-        They are counted nowhere: "missing", "changed", "empty", "damaged" or another
-        reason of a `SampleError`.
-        """
+        """The URLs of samples that `on_error="skip"` has left out, with the reason of each, as
+        "missing", "changed", "empty" or "damaged"."""
         return dict(self.history.reads.skipped)
 
     @property
@@ -139,9 +136,10 @@ class TrainingResult:
             )
         # The samples are read as in the training, unless something else is asked for.
         names = ("collate", "inputs", "targets", "workers")
-        options = {name: getattr(self.options, name) for name in names} | options
-        loss = self.loss if loss is None else loss
-        return worst_samples(self.model, dataset, num, loss, **options)
+        reading = {name: getattr(self.options, name) for name in names} | options
+        return worst_samples(
+            self.model, dataset, num, self.loss if loss is None else loss, **reading
+        )
 
     def plot(self) -> TrainingHistory:
         """The history, which IPython shows as the picture that the training has left."""
@@ -163,19 +161,17 @@ class TrainingResult:
             ("Weights", f"after step {number(self.kept_step)}"),
             ("Speed", f"{number(self.throughput)} {unit}/s"),
         ]
-        if history.steps:
-            last = history.steps[-1]
+        for last in history.steps[-1:]:
             rows.append(("Training", in_words(found(last.loss, last.accuracy, {}))))
         shown = [("Validation", one) for one in history.validations[-1:]]
         shown += [(f"Best, {after(best)}", best)] if best is not None else []
         rows += [(name, in_words(measured_by(event))) for name, event in shown]
-        if history.options:
-            rows.append(("Options", ", ".join(f"{n}={v}" for n, v in history.options.items())))
-        if self.skipped:
-            rows.append(("Skipped", f"{number(history.reads.num_skipped)} {unit}"))
-        if self.checkpoint:
-            rows.append(("Checkpoint", self.checkpoint))
-        return rows
+        more = {
+            "Options": ", ".join(f"{name}={value}" for name, value in history.options.items()),
+            "Skipped": f"{number(history.reads.num_skipped)} {unit}" if self.skipped else "",
+            "Checkpoint": self.checkpoint,
+        }
+        return rows + [(label, value) for label, value in more.items() if value]
 
     def __repr__(self) -> str:
         rows = self.rows()

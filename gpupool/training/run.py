@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core import current
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.network import NetworkInfo, give
-from gpupool.core.options.training_options import TrainingOptions, changed
+from gpupool.core.options.fields import changed
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire import events
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.output import OnOutput, OutputKind
@@ -237,18 +238,19 @@ class TrainingRun:
             self._recorder(rank, kind, content)
             return
         for event in content:
-            if isinstance(event, events.EndEvent):
-                self._end = event
-                continue
-            if isinstance(event, events.StartEvent):
-                event = self._with_places(event)
-            elif isinstance(event, events.ResumeEvent):
-                self._tell_restart(f"from step {event.step}")
-            # Without a checkpoint it begins again, and no event says from where.
-            elif isinstance(event, events.StepEvent) and event.step == 1:
-                self._tell_restart("from the beginning")
-            elif isinstance(event, events.ValidationEvent):
-                self._tell_trial(event)
+            match event:
+                case events.EndEvent():
+                    self._end = event
+                    continue
+                case events.StartEvent():
+                    event = self._with_places(event)
+                case events.ResumeEvent():
+                    self._tell_restart(f"from step {event.step}")
+                # Without a checkpoint it begins again, and no event says from where.
+                case events.StepEvent(step=1):
+                    self._tell_restart("from the beginning")
+                case events.ValidationEvent():
+                    self._tell_trial(event)
             self.history.add(event)
         # The events.StartEvent of another attempt has set it back.
         if self._stopping and self.history.status == "training":
@@ -262,6 +264,12 @@ class TrainingRun:
         devices = tuple(f"cuda:{r.gpu.label} {r.gpu.name}" if r.gpu else "CPU" for r in here)
         hosts = tuple(rank.host for rank in here if rank.host)
         return replace(event, ranks=self._ranks, devices=devices, hosts=hosts)
+
+    def _tell_restart(self, where: str) -> None:
+        """The last sentence on a lost rank says from where training has resumed, once."""
+        said = self.history.restarts
+        if said and said[-1].endswith("training resumed"):
+            said[-1] += f" {where}"
 
     def _tell_trial(self, event: events.ValidationEvent) -> None:
         """Report a validation to the trial of a sweep that this is part of, which may end it."""
@@ -290,7 +298,7 @@ class TrainingRun:
             self._error = self._with_checkpoint(error)
             self.history.status, self.history.error = "failed", str(error)
         self.history.notice = ""
-        self._job.remove()
+        self._job.contents.clear()
         self._weights_path.unlink(missing_ok=True)
         self._recorder.finish()
         self._notify()
@@ -333,12 +341,6 @@ class TrainingRun:
         before, newest = self._last_step, self.history.newest
         self._last_step = newest.step if newest else 0
         return before is None or self._last_step > before
-
-    def _tell_restart(self, where: str) -> None:
-        """The last sentence on a lost rank says from where training has resumed, once."""
-        said = self.history.restarts
-        if said and said[-1].endswith("training resumed"):
-            said[-1] += f" {where}"
 
     def _with_checkpoint(self, error: BaseException) -> BaseException:
         """The error, which names the last checkpoint if there is one."""

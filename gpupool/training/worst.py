@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
-from gpupool.core.options.class_names import class_names
-from gpupool.core.options.datasets import is_stream
+from gpupool.core.options.datasets import class_names, is_stream
 from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.named_measures import LOSSES
 from gpupool.data.datastores.preview import Picture, Preview
@@ -72,13 +71,11 @@ def worst_samples(
     found = outputs[order].argmax(1) if are_scores else outputs[order]
     classes = info_of(model).classes or class_names(dataset) if are_scores else ()
     words = zip(_words(found, classes), _words(targets[order], classes), strict=True)
-    worst = WorstSamples(
-        [
-            _picture(dataset, i, f"{said}\ntrue: {true}\nloss {losses[i]:.4g}, #{i}")
-            for i, (said, true) in zip(order.tolist(), words, strict=True)
-        ],
-        f"samples with the highest loss: {len(order)}",
-    )
+    pictures = [
+        _picture(dataset, i, f"{said}\ntrue: {true}\nloss {losses[i]:.4g}, #{i}")
+        for i, (said, true) in zip(order.tolist(), words, strict=True)
+    ]
+    worst = WorstSamples(pictures, f"samples with the highest loss: {len(order)}")
     worst.indices, worst.losses = order.tolist(), losses[order].tolist()
     return worst
 
@@ -101,13 +98,12 @@ def _picture(dataset: Any, index: int, label: str) -> Picture:
     image = sample[0] if isinstance(sample, (tuple, list)) else None
     if not isinstance(image, torch.Tensor) or image.ndim != 3 or image.shape[0] not in (1, 3):
         return Picture(b"", label, url, problem="no image")
-    if image.dtype != torch.uint8:
-        low, high = image.min(), image.max()
-        # Numbers that are no shares of white (normalized ones): from the darkest to the lightest.
-        if low < 0 or high > 1:
-            image = (image - low) / (high - low).clamp(min=1e-12)
-        image = image.mul(255).round().byte()
-    picture, file = Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()), io.BytesIO()
+    low, high = (0, 255) if image.dtype == torch.uint8 else (image.min(), image.max())
+    if image.dtype != torch.uint8 and low >= 0 and high <= 1:
+        low, high = 0, 1  # shares of white; other numbers: from the darkest to the lightest
+    shares = (image - low) / max(float(high - low), 1e-12)
+    pixels = shares.mul(255).round().byte().permute(1, 2, 0).squeeze(2).numpy()
+    picture, file = Image.fromarray(pixels), io.BytesIO()
     width, height = picture.size
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(file, "PNG")

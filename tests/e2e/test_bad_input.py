@@ -66,7 +66,7 @@ def still_usable(kernel: Kernel) -> bool:
             "%gpupool start --gpus 0",
             "PlacementError: GPU '0' ",  # not there, or hidden
         ),
-        ("%gpupool start -n 0", "OptionsError: n=0: a pool needs at least one rank."),
+        ("%gpupool start -n 0", "OptionsError: n=0: must be a whole number at least 1."),
         ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
         ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
@@ -86,7 +86,7 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
         ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),
         ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
-        ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be above 0"),
+        ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be a finite number above 0"),
     ],
 )
 def test_bad_data_or_a_bad_network_is_refused_in_the_notebook(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -84,16 +83,3 @@ def test_an_older_handler_that_is_put_back_late_passes_presses_on() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == ["first True", "before", "before"]
-
-
-def test_nothing_is_heard_in_other_threads() -> None:
-    found: list[object] = []
-
-    def block() -> None:
-        with heard_by(lambda first: None):
-            found.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=block)
-    thread.start()
-    thread.join()
-    assert found == [signal.getsignal(signal.SIGINT)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from gpupool.core.wire.events import (
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.notebook.monitor.curves import Curves
 from gpupool.notebook.monitor.picture import history_html, training_text
-from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.words import headline, remaining
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import with_absolute_paths
@@ -56,18 +53,6 @@ def test_a_new_start_forgets_what_is_told_again() -> None:
     assert history.restarts == ["rank 1 was killed"]
 
 
-def test_curves_begin_anew_with_a_new_start() -> None:
-    history, curves = history_of(START, step(1, 9.0), step(2, 9.0)), Curves()
-    curves.take(history)
-    again = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
-    for event in (again, step(1, 1.0)):
-        history.add(event)
-    assert curves.is_of_another(history)
-    assert curves.take(history)["loss"]["raw"] == [(1, 1.0)]
-    assert curves.whole()["loss"]["raw"] == [(1, 1.0)]
-    assert not curves.is_of_another(history)
-
-
 def test_what_ended_it_is_said() -> None:
     for stopped_by, words in {
         "epochs": "Finished: 2 epochs",
@@ -101,23 +86,6 @@ def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
         assert shown.count("after step 1") == 1  # where it was resumed
 
 
-def test_a_terminal_tells_each_warning_once() -> None:
-    stream = io.StringIO()
-    progress = TextProgress(stream)
-    history = history_of(START, step(1))
-    progress(history)
-    for text in ("the loss is nan", "a checkpoint could not be written"):
-        history.add(WarningEvent("x", text, 1))
-        progress(history)
-        progress(history)
-    history.add(EndEvent("epochs", 1, 0.1))
-    progress(history)
-    shown = stream.getvalue()
-    assert shown.count("gpupool: the loss is nan") == 1
-    assert shown.count("gpupool: a checkpoint could not be written") == 1
-    assert "2 warnings" in shown
-
-
 def test_a_stream_has_no_number_of_steps() -> None:
     history = history_of(StartEvent(2, 0, 0, 8, 2, "CPU", "gloo"), step(1))
     assert (history.num_steps, history.progress, history.eta_s) == (0, 0.0, None)
@@ -146,19 +114,6 @@ def test_relative_folders_are_those_of_the_notebook(
     assert options.profile.url == str(tmp_path.parent / "traces")
     plain = TrainingOptions(checkpoint="/run", resume="auto")
     assert with_absolute_paths(plain) == plain
-
-
-def test_what_goes_on_before_the_first_step_is_said() -> None:
-    history = TrainingHistory()
-    history.add(ProgressEvent("waiting for the ranks", 0, 0))
-    assert headline(history) == "Starting: waiting for the ranks"
-    history.add(ProgressEvent("reading the network and the data set", 0, 0))
-    assert history.line() == "starting: reading the network and the data set"
-    history.add(START)
-    history.add(ProgressEvent("the first step", 0, 0))
-    assert headline(history) == "Starting: the first step"
-    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
-    assert (headline(history), history.stage) == ("Training: epoch 1 of 2", "")
 
 
 def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:

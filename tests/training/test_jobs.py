@@ -9,20 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
-import gpupool
 from gpupool import Pool, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.calls import Predict
-from gpupool.core.wire.pickles import Source, namespace, to_wire
+from gpupool.core.wire.pickles import namespace, to_wire
 from gpupool.core.wire.values import Job
 from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.spmd.cell import Notebook, SpmdRun
-from gpupool.training.job import send_job
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
 
@@ -49,7 +46,7 @@ class OnGpus(JobPacker):
 def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.ones(3))
     packer = JobPacker()
-    packer.dump_job(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
+    packer.dump(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
     named = globals_of(packer.stream())
     assert "storage" in named
     assert not {"_load_from_bytes", "_new_shared", "_rebuild_cuda_tensor"} & {*named}
@@ -60,7 +57,7 @@ def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
 def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool) -> None:
     model, data = network(), samples(7)
     packer = OnGpus()
-    packer.dump_job(InferenceJob(model, data, TrainingOptions(batch_size=4)))
+    packer.dump(InferenceJob(model, data, TrainingOptions(batch_size=4)))
     job, result = to_wire(packer.stream(), packer.buffers, None), pool2.engines.new_file("out")
     ranks = pool2.training_ranks  # which are on the CPU
     call = Predict(Job("one", job, [], {}), result.name)
@@ -68,19 +65,6 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool) -> None:
     parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
     outputs = torch.cat([share for batch in zip(*parts, strict=True) for share in batch])
     assert torch.allclose(outputs, model(data.tensors[0]), atol=1e-6)
-
-
-def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
-    data = TensorDataset(torch.zeros(1000), torch.ones(1000, 100))
-    sent = send_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
-    source = Source(sent.wire.packed)
-    loaded = [source.load() for _ in range(2)]
-    for number in (0, 1):
-        loaded[0].dataset.tensors[number].add_(1)
-        sums = [job.dataset.tensors[number].sum().item() for job in loaded]
-        assert sums[0] - sums[1] == data.tensors[number].numel()
-        assert sums[1] == data.tensors[number].sum()
-    sent.remove()
 
 
 OF_MODULE = """
@@ -114,16 +98,3 @@ def test_what_an_import_gives_travels_by_its_name(
     finally:
         space.clear()
         space.update(before)
-
-
-@pytest.mark.gpu
-def test_networks_and_data_on_a_gpu_of_the_notebook_are_predicted_and_trained() -> None:
-    index = torch.cuda.device_count() - 1
-    model, data = network().to(f"cuda:{index}"), samples(64)
-    there = TensorDataset(*(tensor.to(f"cuda:{index}") for tensor in data.tensors))
-    loss = nn.CrossEntropyLoss(weight=torch.ones(3, device=f"cuda:{index}"))
-    with gpupool.start() as pool:
-        found = gpupool.predict(model, there, pool=pool)
-        assert torch.allclose(found, model.cpu()(data.tensors[0]), atol=1e-4)
-        options = TrainingOptions(epochs=1, batch_size=16)
-        gpupool.train(model, there, loss, options=options)

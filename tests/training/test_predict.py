@@ -13,7 +13,7 @@ from gpupool.pool import session
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import Images, network, samples
+from tests.support.trainings import network, samples
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 101])
@@ -26,18 +26,6 @@ def test_outputs_come_in_the_order_of_the_samples(pool2: Pool, num_samples: int)
     assert torch.allclose(outputs, expected, atol=1e-6)
 
 
-def test_dropout_and_batch_norm_are_in_evaluation_mode(pool2: Pool) -> None:
-    model = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5))
-    data = TensorDataset(torch.ones(8, 8), torch.zeros(8))
-    assert torch.allclose(gpupool.predict(model, data), torch.ones(8, 8), atol=1e-4)
-
-
-def test_images_are_normalized_as_for_training(pool2: Pool) -> None:
-    outputs = gpupool.predict(nn.Flatten(), Images(), batch_size=4)
-    expected = (torch.arange(21) / 255 - 0.5) / 0.25
-    assert torch.allclose(outputs, expected[:, None].expand(-1, 8))
-
-
 def test_several_outputs_come_in_dicts_and_lists(pools: Pools) -> None:
     rows = {"a": torch.randn(7, 2), "b": torch.randn(7, 3, 4)}
     data = TensorDataset(torch.arange(7).double(), torch.zeros(7))
@@ -45,11 +33,6 @@ def test_several_outputs_come_in_dicts_and_lists(pools: Pools) -> None:
         found = gpupool.predict(Table(rows), data, batch_size=3, pool=pool)
         assert found.keys() == rows.keys()
         assert all(torch.equal(found[name], rows[name]) for name in rows)
-
-
-def test_fewer_samples_than_ranks_are_enough(pools: Pools) -> None:
-    outputs = gpupool.predict(network(), samples(2), pool=pools[3])
-    assert torch.allclose(outputs, network()(samples(2).tensors[0]), atol=1e-6)
 
 
 def test_less_precision_is_asked_for_and_seen(pools: Pools) -> None:

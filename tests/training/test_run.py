@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import importlib
 import os
 import signal
@@ -84,6 +83,8 @@ def test_the_result_is_a_new_module_on_the_cpu(pools: Pools) -> None:
     assert result.stopped_by == "epochs"
     assert result.throughput > 0
     assert "finished" in repr(result)
+    folder = pools[2].engines.new_file("x").parent
+    assert not [path for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
 
 
 def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
@@ -98,21 +99,6 @@ def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
     for num_ranks in (1, 2):
         assert train_on(pools[num_ranks], network, data, batch_size=4).stopped_by == "epochs"
     assert predict(network, data, pool=pools[2]).shape == (8, 3)
-
-
-def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: Pools) -> None:
-    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
-    weight_of = functools.cache(lambda count: 1 / count)
-
-    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(outputs, labels, reduction="sum") * weight_of(
-            len(labels)
-        )
-
-    data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
-    result = train_on(pools[2], network, data, loss=loss, batch_size=4)
-    assert nn.utils.parametrize.is_parametrized(result.model[0])
-    assert not torch.equal(result.model[0].weight, network[0].weight)
 
 
 def test_weights_that_a_hook_computes_are_trained(pools: Pools) -> None:
@@ -181,51 +167,6 @@ def test_a_torchscript_network_is_refused_by_its_name(pools: Pools) -> None:
         pools[2]["net"] = net
 
 
-def test_the_history_tells_what_was_done(pools: Pools) -> None:
-    history = train_on(pools[2], network(), samples(32), epochs=2, batch_size=8).history
-    start = history.start
-    assert start is not None
-    assert (start.num_epochs, start.steps_per_epoch, start.world_size) == (2, 4, 2)
-    assert (start.device, start.backend) == ("CPU", "gloo")
-    assert history.status == "finished"
-    assert history.progress == 1.0
-    times = [s.elapsed_s for s in history.steps]
-    assert times == sorted(times)
-
-
-def test_uint8_images_reach_the_network_as_floats_up_to_1(pools: Pools) -> None:
-    images = torch.full((8, 3, 4, 4), 255, dtype=torch.uint8)
-    data = torch.utils.data.TensorDataset(images, torch.zeros(8, dtype=torch.int64))
-
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.mean((1, 2, 3)).unsqueeze(1) * self.scale
-
-    loss = lambda outputs, targets: outputs.mean()  # noqa: E731 - a lambda travels too
-    history = train_on(pools[2], Mean(), data, loss=loss, lr=1e-9, batch_size=8, epochs=1).history
-    assert history.loss == [pytest.approx(1.0)]
-
-
-def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
-    pools: Pools,
-) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000)
-    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
-    wait_until(lambda: len(run.history.steps) > 4)
-    run.stop()
-    result = run.result()
-    assert run.done()
-    assert result.stopped_by == "user"
-    assert result.history.status == "stopped"
-    assert 4 < len(result.history.steps) < 100_000
-    assert torch.isfinite(weights(result.model)).all()
-    assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
-
-
 def test_stop_means_one_training_also_before_it_has_its_turn(pools: Pools, tmp_path: Path) -> None:
     options = TrainingOptions(batch_size=4, epochs=2)
     goes_on = tmp_path / "goes on"
@@ -285,18 +226,6 @@ def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
         slow.result()
 
 
-def test_listeners_hear_of_every_event_and_of_the_end(pools: Pools) -> None:
-    seen: list[tuple[str, int]] = []
-    options = TrainingOptions(batch_size=4, epochs=2)
-
-    def show(run: TrainingRun) -> None:
-        run.add_listener(lambda history: seen.append((history.status, len(history.steps))))
-
-    TrainingRun(pools[2], network(), samples(16), "cross_entropy", options, None, show).result()
-    assert seen[-1] == ("finished", 8)
-    assert [n for _, n in seen] == sorted(n for _, n in seen)
-
-
 class CannotBeSaved(nn.Linear):
     """A layer that can be trained; its weights cannot be sent back."""
 
@@ -350,17 +279,6 @@ def test_a_sample_that_cannot_be_read_ends_training_on_all_ranks_with_one_error(
     assert result.stopped_by == "epochs"
 
 
-def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: Pools) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    trained = train_on(
-        pools[2], model, samples(32), batch_size=8, epochs=1, learn_rate_factors={"[01].*": 0}
-    ).model
-    assert torch.equal(trained.get_parameter("0.weight"), model.get_parameter("0.weight"))
-    assert torch.equal(trained.get_buffer("1.running_mean"), torch.zeros(8))
-    assert not torch.equal(trained.get_parameter("2.weight"), model.get_parameter("2.weight"))
-
-
 def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
     pools: Pools,
 ) -> None:
@@ -371,58 +289,6 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
     trained = train_on(pools[2], model, samples(32), batch_size=8, epochs=1).model
     assert trained[1].num_batches_tracked == 4
     assert not torch.equal(trained.get_buffer("1.running_mean"), torch.zeros(8))
-
-
-def test_bad_input_is_refused_before_any_rank_starts(pools: Pools) -> None:
-    cases: list[tuple[Any, Any, str, str]] = [
-        (nn.Linear, samples(8), "model", " type,"),
-        (None, samples(8), "model", "NoneType"),
-        (network(), 5, "dataset", ""),
-        (network(), samples(8).tensors[0][:0], "dataset", ""),
-    ]
-    for model, data, name, shown in cases:
-        with raises(TrainingError, name, shown):
-            TrainingRun(pools[2], model, data, "cross_entropy", TrainingOptions(), None)
-
-
-def test_what_cannot_be_pickled_is_named(pools: Pools) -> None:
-    data = Slow(8, 0.0)
-    data.lock = threading.Lock()  # type: ignore[attr-defined]
-    with raises(TrainingError, "dataset"):
-        train_on(pools[2], network(), data)
-
-
-def test_files_of_a_training_do_not_pile_up(pools: Pools) -> None:
-    folder = pools[2].engines.new_file("x").parent
-    train_on(pools[2], network(), samples(8), epochs=1)
-    left = [path.name for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
-    assert left == []
-
-
-def test_a_run_can_be_awaited_while_other_code_goes_on(pools: Pools, tmp_path: Path) -> None:
-    options = TrainingOptions(batch_size=4, epochs=2)
-    goes_on = tmp_path / "goes on"
-    run = TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
-
-    async def both() -> tuple[int, str]:
-        ticks = 0
-
-        async def tick() -> None:
-            nonlocal ticks
-            while not run.done():
-                ticks += 1
-                if ticks == 10:
-                    goes_on.touch()
-                await asyncio.sleep(0.001)
-
-        ticking = asyncio.create_task(tick())
-        result = await run
-        await ticking
-        return ticks, (await run).stopped_by if result is not None else ""
-
-    ticks, stopped_by = asyncio.run(both())
-    assert stopped_by == "epochs"
-    assert ticks >= 10
 
 
 def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(

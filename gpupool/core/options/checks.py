@@ -1,23 +1,91 @@
 """Kinds of values that options take, each with the sentence for any other value. Runs anywhere.
 
 A check gets an option's name and value, and gives the value as it is kept: a plain number, a tuple,
-a text. Words come as a `Literal`.
+a text.
 """
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
+import numbers
+import os
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import pool_options
-from gpupool.core.options.pool_options import parse_duration_s
+from gpupool.core.formatting import shortened
+from gpupool.core.urls import refuse_typo, without_passwords
 
 Check = Callable[[str, Any], Any]
+
+# Our options -> what MATLAB, Keras, Lightning and Hugging Face call them, where that is not near.
+OTHER_NAMES = {
+    "lr": "learning_rate InitialLearnRate",
+    "epochs": "num_train_epochs",
+    "max_steps": "MaxIterations",
+    "batch_size": "train_batch_size per_device_train_batch_size MiniBatchSize",
+    "weight_decay": "weight_decay_rate L2Regularization",
+    "schedule": "lr_scheduler scheduler LearnRateSchedule",
+    "warmup": "warmup_steps",
+    "accumulate": "gradient_accumulation_steps",
+    "clip": "max_grad_norm GradientThreshold",
+    "precision": "fp16 bf16 amp",
+    "workers": "num_workers",
+    "patience": "early_stopping ValidationPatience",
+    "validate_every": "ValidationFrequency",
+    "checkpoint": "output_dir",
+    "collate": "collate_fn",
+}
+
+
+def suggest(name: str, known: Iterable[str], where: str = "") -> str:
+    """A sentence that names the word that is meant; else `where` all are, or all of them."""
+    words = {_plain(word): word for word in known}
+    key = _plain(name)
+    ours = [one for one, theirs in OTHER_NAMES.items() if key in map(_plain, theirs.split())]
+    near = difflib.get_close_matches(_plain(ours[0]) if ours else key, words, 1)
+    return f"Did you mean {words[near[0]]!r}?" if near else where or _all(words.values())
+
+
+def _plain(name: str) -> str:
+    """`NumEpochs` and `num_epochs` are one name."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def _all(words: Iterable[str]) -> str:
+    return f"There are: {', '.join(words)}."
+
+
+def choose(name: str, value: object, words: Sequence[str]) -> None:
+    """Raise OptionsError if `value` is none of the words."""
+    if value not in words:
+        answer = suggest(value, words) if isinstance(value, str) else _all(words)
+        raise OptionsError(f"{name}={shown(value)} is unknown. {answer}")
+
+
+def shown(value: object) -> str:
+    """A value as it would be written, in short and without passwords."""
+    return shortened(without_passwords(repr(value)), 80)
+
+
+def must(is_right: Callable[[Any], bool], advice: str) -> Check:
+    """What a test finds right; for any other value the advice is given."""
+
+    def check(name: str, value: Any) -> Any:
+        if not is_right(value):
+            raise OptionsError(f"{name}={shown(value)}: {advice}")
+        return value
+
+    return check
+
+
+flag = must(lambda value: isinstance(value, bool), "must be True or False.")
+any_function = must(callable, "must be a function.")
+part = must(lambda value: isinstance(value, str | int), "give the name or number of a part.")
 
 
 def number(
@@ -31,64 +99,36 @@ def number(
     """A finite number within limits."""
     limits = {"at least": least, "above": above, "below": below, "at most": most}
     said = [f"{name} {limit}" for name, limit in limits.items() if not math.isinf(limit)]
+    advice = f"must be a {'whole' if whole else 'finite'} number {' and '.join(said)}"
+    kind = numbers.Integral if whole else numbers.Real  # numpy's are registered; True is none
 
     def check(name: str, value: Any) -> int | float:
-        pool_options.number(name, value, whole=whole)
+        is_one = isinstance(value, kind) and not isinstance(value, bool)
         # NaN is refused as well, with which every comparison is False.
-        if not (least <= value <= most and above < value < below):
-            raise OptionsError.of(name, value, f"must be {' and '.join([*said, 'finite'])}.")
+        if not (is_one and least <= value <= most and above < value < below):
+            raise OptionsError(f"{name}={shown(value)}: {advice.rstrip()}.")
         return int(value) if whole else float(value)  # plain ones: numpy's would overflow
 
     return check
 
 
-def word(words: Any) -> Check:
-    """One of these words."""
-    allowed = get_args(words)
+def function(argument: str, example: str) -> Check:
+    """A function of one argument, as far as Python can know it."""
 
     def check(name: str, value: Any) -> Any:
-        if isinstance(value, str) and value not in allowed and value.lower() in allowed:
+        # A scheduler of torch, or a partial of one, is of an optimizer that the ranks do not have.
+        made_by = getattr(getattr(value, "func", value), "__module__", "")
+        try:
+            inspect.signature(value).bind(0)
+            is_one = made_by != "torch.optim.lr_scheduler"
+        except TypeError:
+            is_one = False
+        except ValueError:  # a function of C without a signature
+            is_one = True
+        if not is_one:
+            named = getattr(value, "__qualname__", None) or type(value).__qualname__
             raise OptionsError(
-                f"{name}={value!r} is unknown. Did you mean {name}={value.lower()!r}?"
-            )
-        pool_options.one_of(name, value, allowed)
-        return value
-
-    return check
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise OptionsError.of(name, value, "must be True or False.")
-    return value
-
-
-def flag_or(words: Any) -> Check:
-    """True, False, or one of these words."""
-    return lambda name, value: value if isinstance(value, bool) else word(words)(name, value)
-
-
-def function(arguments: str, example: str, words: Any) -> Check:
-    """A function of one argument, or one of some words."""
-
-    def check(name: str, value: Any) -> Any:
-        made = getattr(value, "func", value)  # of a partial
-        for module, kind in (("optimizer", "Optimizer"), ("lr_scheduler", "LRScheduler")):
-            is_object = not isinstance(made, type)
-            if _is_a(made, f"torch.optim.{module}", kind) and (is_object or kind != "Optimizer"):
-                raise OptionsError(
-                    f"{name}={getattr(made, '__name__', type(made).__name__)} is of parameters "
-                    "that the ranks do not have: write optimizer=torch.optim.Adam, and "
-                    "schedule='cosine' or schedule=lambda step: factor, which is multiplied with "
-                    "lr."
-                )
-        if not callable(value):
-            return word(words)(name, value)
-        if not _can_be_called(value):
-            shown = getattr(value, "__qualname__", None) or type(value).__qualname__
-            raise OptionsError(
-                f"{name}={shown} cannot be called with one argument, the {arguments}: write "
+                f"{name}={named} cannot be called with the {argument} alone: write "
                 f"{name}={example}."
             )
         return value
@@ -96,43 +136,54 @@ def function(arguments: str, example: str, words: Any) -> Check:
     return check
 
 
-def _is_a(value: object, module: str, name: str) -> bool:
-    """Whether `value` is a class, or an object of one, that derives from `module.name`."""
-    # By name: torch is not imported for this.
-    kind = value if isinstance(value, type) else type(value)
-    return any((one.__module__, one.__name__) == (module, name) for one in kind.__mro__)
-
-
-def _can_be_called(value: Any) -> bool:
-    """Whether `value` takes one argument by position, as far as Python can know it."""
-    try:
-        inspect.signature(value).bind(0)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C without a signature
-        return True
-    return True
-
-
-def any_function(name: str, value: Any) -> Any:
-    """A function, of whatever arguments."""
-    if not callable(value):
-        raise OptionsError.of(name, value, "must be a function.")
-    return value
-
-
 def factors(name: str, value: Any) -> dict[str, float]:
     """Factors by patterns of parameter names; 0 freezes the parameters that match."""
-    if not isinstance(value, Mapping) or not all(isinstance(pattern, str) for pattern in value):
-        raise OptionsError.of(name, value, "give a dict of patterns, as {'head.*': 10}.")
+    must(lambda given: isinstance(given, Mapping), "give a dict, as {'head.*': 10}.")(name, value)
     check = number(least=0)
     return {pattern: check(f"{name}[{pattern!r}]", factor) for pattern, factor in value.items()}
 
 
-def warmup(name: str, value: Any) -> Any:
-    """Epochs or steps, as `warmup_of` reads them."""
-    warmup_of(value)
-    return value
+def sample_weights(name: str, value: Any) -> array[float]:
+    """A weight for each sample, as 8 bytes each: a data set may have millions."""
+    if hasattr(value, "tolist"):  # of torch, numpy and pandas
+        value = value.tolist()
+    try:
+        found = array("d", () if isinstance(value, Mapping) else value)
+    except TypeError:
+        found = array("d")
+    if not all(0 <= one < math.inf for one in found) or not sum(found) > 0:
+        raise OptionsError(
+            f"{name}: give one number for each sample, finite and not negative, and one above 0."
+        )
+    return found
+
+
+def parts(name: str, value: Any) -> tuple[str | int, ...]:
+    """Names or numbers of parts of a batch."""
+    found = tuple(value) if isinstance(value, Iterable) else ()
+    if not found or not all(isinstance(one, str | int) for one in found):
+        raise OptionsError(f"{name}={shown(value)}: give names, as ('input_ids',), or numbers.")
+    return found
+
+
+def one_or_several(name: str, value: Any) -> Any:
+    """One or several names or objects as a tuple; of several outputs a dict."""
+    # A collection of torchmetrics can be walked through, and is one of them.
+    if isinstance(value, str) or callable(value) or not isinstance(value, Iterable):
+        return (value,)
+    return dict(value) if isinstance(value, Mapping) else tuple(value)
+
+
+def functions(name: str, value: Any) -> tuple[Any, ...]:
+    """One or several functions."""
+    return tuple(any_function(name, one) for one in one_or_several(name, value))
+
+
+_WARMUP = re.compile(r"\s*([1-9]\d*)\s*(epoch|step)?s?\s*")
+warmup = must(
+    lambda value: _WARMUP.fullmatch(str(value)) is not None,
+    "write '1 epoch', '500 steps' or a number of steps.",
+)
 
 
 def warmup_of(value: str | int) -> tuple[int, str]:
@@ -141,108 +192,46 @@ def warmup_of(value: str | int) -> tuple[int, str]:
     >>> warmup_of("2 epochs"), warmup_of("500 steps"), warmup_of(7)
     ((2, 'epoch'), (500, 'step'), (7, 'step'))
     """
-    match = re.fullmatch(r"\s*(\d+)\s*(epoch|step)?s?\s*", str(value))
-    if isinstance(value, bool) or not match or int(match[1]) < 1:
-        raise OptionsError.of("warmup", value, "write '1 epoch', '500 steps' or a number of steps.")
-    return int(match[1]), match[2] or "step"
+    ((number, unit),) = _WARMUP.findall(str(value))
+    return int(number), unit or "step"
 
 
-def interval(*, or_time: bool = False) -> Check:
-    """ "epoch" or a number of steps; with `or_time` a time, too."""
+def parse_duration_s(value: str | float | None) -> float | None:
+    """Seconds of "90s", "30m", "2h", "1d" or a plain number; None for "never" and None.
 
-    def check(name: str, value: Any) -> str | int:
-        if not isinstance(value, str):
-            return int(number(whole=True, least=1)(name, value))
-        # A time has a unit: "600" alone could be steps or seconds.
-        is_time = or_time and value[-1:] in ("s", "m", "h", "d")
-        if value == "epoch" or (is_time and parse_duration_s(value) is not None):
-            return value
-        also = ", or a time such as '10m'" if or_time else ""
-        raise OptionsError.of(name, value, f"write 'epoch' or a number of steps{also}.")
+    >>> parse_duration_s("30m"), parse_duration_s("never"), parse_duration_s(5)
+    (1800.0, None, 5.0)
+    """
+    if value is None or value == "never":
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(value))
+    if not match or float(match[1]) <= 0:
+        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
-    return check
+
+def interval(name: str, value: Any) -> str | int:
+    """ "epoch", a number of steps, or a time, which has a unit: "600" could be either."""
+    if not isinstance(value, str):
+        return int(number(whole=True, least=1)(name, value))
+    if value != "epoch" and not re.fullmatch(r"\d+(\.\d+)?[smhd]", value):
+        raise OptionsError.of(name, value, "write 'epoch', a number of steps, or a time as '10m'.")
+    return value
+
+
+def folder(name: str, value: object) -> str:
+    """The URL or path of a folder or file as text."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path.strip():
+        raise OptionsError(f"{name}={shown(value)}: must be a folder, as 's3://bucket/run1'.")
+    refuse_typo(path, name)
+    return path
 
 
 def resume(name: str, value: Any) -> str | bool:
     """True, False, "auto" or the place of a checkpoint."""
-    if isinstance(value, bool):
-        return value
-    if value in ("yes", "true", "True", "no", "false", "False", "latest", "last"):
+    if isinstance(value, str) and value.lower() in ("yes", "true", "no", "false", "latest", "last"):
         raise OptionsError(
             f"{name}={value!r} would be the path of a checkpoint: did you mean {name}='auto'?"
         )
-    return pool_options.folder_url(name, value)
-
-
-def sample_weights(name: str, value: Any) -> str | array[float]:
-    """A weight for each sample, as 8 bytes each: a data set may have millions; or "balanced"."""
-    if isinstance(value, array):  # checked before
-        return value
-    if isinstance(value, str):
-        return str(word(Literal["balanced"])(name, value))
-    if hasattr(value, "tolist"):  # of torch, numpy and pandas
-        value = value.tolist()
-    try:
-        found = array("d", () if isinstance(value, Mapping) else value)
-    except TypeError:
-        raise OptionsError(f"{name}: give one number for each sample.") from None
-    bad = next((place for place, one in enumerate(found) if not 0 <= one < math.inf), None)
-    if bad is not None:
-        raise OptionsError(
-            f"{name}: {found[bad]:g} of sample {bad} must be finite and not negative."
-        )
-    if not sum(found) > 0:
-        raise OptionsError(f"{name}: one must be above 0.")
-    return found
-
-
-def inputs(name: str, value: Any) -> Any:
-    """ "auto", or parts of a batch."""
-    if isinstance(value, str) and value != "auto":
-        raise OptionsError.of(name, value, f"a column by its name is {name}=({value!r},).")
-    return value if isinstance(value, str) else _parts(name, value)
-
-
-def part(name: str, value: Any) -> str | int:
-    """The name or number of a part of a batch."""
-    return _parts(name, (value,))[0]
-
-
-def _parts(name: str, value: Any) -> tuple[str | int, ...]:
-    parts = tuple(value) if isinstance(value, Iterable) else ()
-    if not parts or not all(isinstance(one, str | int) for one in parts):
-        raise OptionsError.of(
-            name,
-            value,
-            "give names of columns, as ('input_ids', 'attention_mask'), or numbers, as (0, 1).",
-        )
-    return parts
-
-
-def metrics(name: str, value: Any) -> Any:
-    """One or several metrics as a tuple; of several outputs as a dict."""
-    # A collection of torchmetrics can be walked through, and is one of them.
-    if isinstance(value, str) or callable(value) or not isinstance(value, Iterable):
-        return (value,)
-    return dict(value) if isinstance(value, Mapping) else tuple(value)
-
-
-def callbacks(name: str, value: Any) -> tuple[Any, ...]:
-    """One or several functions."""
-    found = (value,) if callable(value) or not isinstance(value, Iterable) else tuple(value)
-    for one in found:
-        if not callable(one):
-            raise OptionsError(f"{name}: {one!r} cannot be called; give functions of info.")
-    return found
-
-
-def instance(kind: type, example: str) -> Check:
-    """An object of a class."""
-
-    def check(name: str, value: Any) -> Any:
-        if not isinstance(value, kind):
-            # Not the value, which may be a URL with a password in it.
-            raise OptionsError(f"{name} is a {type(value).__name__}: give {example}.")
-        return value
-
-    return check
+    return value if isinstance(value, bool) else folder(name, value)

@@ -19,7 +19,8 @@ from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import PROFILES, PoolOptions, refuse_unknown, suggest
+from gpupool.core.options.checks import suggest
+from gpupool.core.options.pool_options import PROFILES, PoolOptions
 from gpupool.core.terminal import plain
 from gpupool.core.wire import environ
 
@@ -75,9 +76,9 @@ def cluster_of(options: PoolOptions) -> Cluster | None:
         return None
     file, tables = _own_tables()
     if name not in (*tables, *PROFILES):
-        where = f"{file} has {', '.join(tables) or 'none'}" if file else f"there is no {FILE}"
+        where = f"in {file}" if file else f"and no {FILE}"
         hint = suggest(name, [*PROFILES, *tables])
-        raise OptionsError(f"there is no cluster {name!r}. {hint} (Here {where}.)")
+        raise OptionsError(f"there is no cluster {name!r} {where}. {hint}")
     try:
         return _cluster(name, _checked(tables.get(name, {})), options)
     except ValueError as error:
@@ -184,11 +185,9 @@ def _checked(table: dict[str, Any]) -> dict[str, Any]:
     for key, value in table.items():
         name = "" if key in known else key  # `is_private` sounds like a secret
         if not environ.inheritable({name: str(value)}):
-            raise OptionsError(
-                f"{plain(key)} has a secret, which does not belong into a file: set it in the "
-                "notebook's environment, and `%gpupool env NAME` sends it to the ranks."
-            )
-        refuse_unknown([key], known, of=" of a cluster")
+            raise OptionsError(f"{plain(key)} has a secret: `%gpupool env NAME` sends these.")
+        if key not in known:
+            raise OptionsError(f"{key!r} is not an option of a cluster. {suggest(key, known)}")
         if not isinstance(value, _KINDS.get(key, str)):
             raise OptionsError(f"{key}={plain(repr(value))} is of the wrong kind.")
     ipaddress.IPv4Network(table.get("network", "0.0.0.0/0"), strict=False)  # raises ValueError
@@ -205,10 +204,7 @@ def _own_tables() -> tuple[Path | None, dict[str, dict[str, Any]]]:
         with file.open("rb") as opened:
             found = os.fstat(opened.fileno())  # what is open now, also behind a link
             if found.st_uid not in (os.getuid(), 0) or found.st_mode & (S_IWGRP | S_IWOTH):
-                raise OptionsError(
-                    f"{file} says what is run here, and others can write it: make it yours alone "
-                    f"(`chmod go-w {file}`), or remove it."
-                )
+                raise OptionsError(f"others can write {file}, which runs: `chmod go-w {file}`.")
             tables = tomllib.load(opened)
     except (OSError, ValueError) as error:
         raise OptionsError(f"{file} cannot be read: {plain(str(error))}.") from None

@@ -1,15 +1,26 @@
-"""Which data sets can be trained on, and the error for any other. Runs anywhere; no torch."""
+"""Data sets: which can be trained on, their labels and classes, and how often a sample comes.
+
+Knows data sets by what they have, and imports none of their libraries. Runs anywhere; no torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from gpupool.core.errors import TrainingError
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.options.training_options import TrainingOptions
 
-LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
+NO_CLASS = -100  # of torch's cross_entropy
+_LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
+_SHOWN = 5
 
 
 def is_stream(dataset: Any) -> bool:
@@ -18,57 +29,48 @@ def is_stream(dataset: Any) -> bool:
     >>> is_stream([1, 2]), is_stream({1, 2})
     (False, True)
     """
-    if "IterableDataset" in _class_names(dataset):
+    if _is_a("IterableDataset", dataset):
         return True
     # torch's IterableDataset inherits `__getitem__` from Dataset: only its name shows a stream.
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
-def num_samples(dataset: Any) -> int | None:
-    """How many samples it has; None where only a whole pass would show it.
-
-    >>> num_samples([1, 2]), num_samples(None)
-    (2, None)
-    """
-    try:
-        return len(dataset)
-    except TypeError:  # there is no len(), or it says so itself
-        return None
+def _is_a(name: str, dataset: Any) -> bool:
+    return any(cls.__name__ == name for cls in type(dataset).__mro__)
 
 
 def require_dataset(name: str, dataset: Any) -> None:
     """Raise TrainingError, with what to give instead, if `dataset` is none, or is empty."""
-    kind = type(dataset).__name__
-    if "DataLoader" in _class_names(dataset):
-        raise TrainingError(
-            f"{name} is a {kind}: give its data set, {name}.dataset, and its batch size as "
-            "TrainingOptions(batch_size=...), which is that of all ranks together."
+    what = f"a {type(dataset).__name__}"
+    if _is_a("DataLoader", dataset):
+        what += (
+            f": give its data set, {name}.dataset, and its batch size as "
+            "TrainingOptions(batch_size=...), which is that of all ranks together"
         )
-    if isinstance(dataset, (str, os.PathLike)):
-        raise TrainingError(
-            f"{name} is a text: gpupool.ImageDatastore({os.fspath(dataset)!r}) makes a data set of "
-            "the images there."
-        )
-    if isinstance(dataset, Mapping):  # as Hugging Face's DatasetDict
-        raise TrainingError(
-            f"{name} is a dict of {', '.join(map(repr, dataset))}: give one of its data sets, or "
-            "pairs of inputs and targets."
-        )
+    elif isinstance(dataset, (str, os.PathLike)):
+        url = os.fspath(dataset)
+        what = f"a text: gpupool.ImageDatastore({url!r}) makes a data set of the images there"
+    elif isinstance(dataset, Mapping):  # as Hugging Face's DatasetDict
+        keys = ", ".join(map(repr, dataset))
+        what = f"a dict of {keys}: give one of its data sets, or pairs of inputs and targets"
     # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.
-    if hasattr(dataset, "__next__"):
-        raise TrainingError(
-            f"{name} is a {kind}, which can be iterated only once: pass a "
-            "torch.utils.data.IterableDataset, whose __iter__ begins again each epoch."
+    elif hasattr(dataset, "__next__"):
+        what += (
+            ", which can be iterated only once: pass a torch.utils.data.IterableDataset, whose "
+            "__iter__ begins again each epoch"
         )
-    if is_stream(dataset):
+    elif is_stream(dataset):
         return
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise TrainingError(
-            f"{name} is a {kind}: a data set needs len() and indexing, like "
-            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or an IterableDataset."
+    elif not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        what += (
+            ": a data set needs len() and indexing, like gpupool.ImageDatastore or "
+            "torch.utils.data.TensorDataset, or an IterableDataset"
         )
-    if len(dataset) == 0:
-        raise TrainingError(f"{name} is empty.")
+    elif len(dataset) > 0:
+        return
+    else:
+        what = "empty"
+    raise TrainingError(f"{name} is {what}.")
 
 
 def parts_of(dataset: Any) -> list[Any]:
@@ -92,7 +94,7 @@ def labels_of(dataset: Any) -> Any:
         if hasattr(dataset, "datasets"):
             return np.concatenate(found)
         return found[0][np.asarray(dataset.indices, dtype=int)]
-    candidates = [getattr(dataset, name) for name in LABELS if hasattr(dataset, name)]
+    candidates = [getattr(dataset, name) for name in _LABELS if hasattr(dataset, name)]
     tensors = getattr(dataset, "tensors", None)
     candidates += [tensors[1]] if isinstance(tensors, (list, tuple)) and len(tensors) == 2 else []
     for values in candidates:
@@ -105,6 +107,130 @@ def labels_of(dataset: Any) -> Any:
     return None
 
 
-def _class_names(dataset: Any) -> set[str]:
-    # By name, as this module imports neither torch nor Hugging Face's datasets.
-    return {cls.__name__ for cls in type(dataset).__mro__}
+def class_names(dataset: Any) -> tuple[str, ...]:
+    """The names of the classes by index, of a data set or what it is a part of; () if unknown.
+
+    Of several data sets one after the other: those of the one that knows all others'.
+
+    Raises TrainingError, naming the classes, if none of these does.
+    """
+    parts = parts_of(dataset)
+    if not parts:
+        return _own_names(dataset)
+    named = [names for part in parts if (names := class_names(part))]
+    most = max(named, key=len, default=())
+    for names in named:
+        if beyond := [name for name in names if name not in most]:
+            raise TrainingError(
+                f"the parts of the {type(dataset).__name__} have other classes: one knows "
+                f"{_some(most)}, another has {_some(beyond)}; make each know all of them, as "
+                "one.concat(another) of datastores does."
+            )
+    return most
+
+
+def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
+    """The data set with indices of its classes into `names`; as it is where it has no names.
+
+    Args:
+        what: the data set, for errors.
+        whose: those who know `names`.
+
+    Raises:
+        TrainingError: it has samples of a class that is not in `names`; says which.
+    """
+    if not names:
+        return dataset
+    if parts := parts_of(dataset):
+        changed = [bound(part, names, what, whose) for part in parts]
+        if all(new is old for new, old in zip(changed, parts, strict=True)):
+            return dataset
+        dataset = copy.copy(dataset)
+        if hasattr(dataset, "datasets"):
+            dataset.datasets = changed
+        else:
+            (dataset.dataset,) = changed
+        return dataset
+    own = _own_names(dataset)
+    if not own or own == tuple(names):
+        return dataset
+    labels = labels_of(dataset)
+    there = range(len(own)) if labels is None else set(labels.tolist())
+    used = [name for index, name in enumerate(own) if index in there]
+    if unknown := [name for name in used if name not in names]:
+        raise TrainingError(
+            f"{what} has classes that {whose} not know: {_some(unknown)}; those are "
+            f"{_some(names)}. Leave their samples out, or train with them."
+        )
+    if hasattr(dataset, "with_classes"):
+        return dataset.with_classes(names)
+    if any(own.index(name) != names.index(name) for name in used):
+        raise TrainingError(
+            f"{what} counts its classes in another order ({_some(own)}) than {_some(names)}; give "
+            "it that order."
+        )
+    return dataset
+
+
+def _own_names(dataset: Any) -> tuple[str, ...]:
+    """Names by index; () where a target may mean something else."""
+    if getattr(dataset, "target_transform", None) is not None:
+        return ()
+    names = getattr(dataset, "classes", None)
+    features = getattr(dataset, "features", None)
+    if names is None and isinstance(features, Mapping):
+        labels = [features[name] for name in _LABELS if name in features]
+        names = getattr(labels[0], "names", None) if len(labels) == 1 else None
+    if not isinstance(names, (list, tuple)):
+        return ()
+    # torchvision's ImageNet has several words for each class.
+    words = tuple(", ".join(map(str, n)) if isinstance(n, tuple) else n for n in names)
+    is_named = all(isinstance(word, str) for word in words) and len(set(words)) == len(words)
+    return words if is_named else ()
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
+    """The options with a weight for each sample, where they ask for classes that are balanced.
+
+    Raises:
+        OptionsError: the data set has no order that can be chosen, or not as many samples.
+    """
+    if options.weights is None:
+        return options
+    kind = type(dataset).__name__
+    if is_stream(dataset) or hasattr(dataset, "epoch_order"):
+        raise OptionsError(f"weights does nothing: the order of a {kind} is its own. Leave it out.")
+    if isinstance(options.weights, str):
+        labels = labels_of(dataset)
+        columns = [one for one in _LABELS if one in (getattr(dataset, "column_names", None) or ())]
+        if labels is None and columns:  # of Hugging Face
+            labels = dataset[columns[0]]
+        if labels is None:
+            raise OptionsError(
+                f"weights='balanced' needs labels that are known without reading samples, which "
+                f"the {kind} does not have: give one weight for each sample."
+            )
+        counts = Counter(labels)
+        options = replace(options, weights=[1 / counts[label] for label in labels])
+    assert options.weights is not None
+    if len(options.weights) != len(dataset):
+        raise OptionsError(
+            f"weights has {len(options.weights):,} numbers, and the data set {len(dataset):,} "
+            "samples: give one for each."
+        )
+    return options
+
+
+def in_order(options: TrainingOptions) -> TrainingOptions:
+    """The options for a pass over all samples, each once, in their order, that trains nothing."""
+    collate: Any = options.collate
+    # A function written in C has no signature.
+    with contextlib.suppress(TypeError, ValueError):
+        if "training" in inspect.signature(collate).parameters:
+            collate = partial(collate, training=False)
+    return replace(options, shuffle="never", weights=None, collate=collate)

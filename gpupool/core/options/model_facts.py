@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
@@ -26,12 +25,35 @@ def check_parameters(model: Any, options: TrainingOptions) -> None:
                 f"the model's {name} has no shape yet, as its module is lazy: call the model once "
                 "with a batch of inputs before."
             )
-    match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
-    match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
+    for option in ("weight_decay_factors", "learn_rate_factors"):
+        match_factors(option, parameters, getattr(options, option))
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+def match_factors(
+    option: str, names: Iterable[str], factors: Mapping[str, float]
+) -> dict[str, float]:
+    """The factor of each parameter: that of the last pattern that matches its name, else 1.
+
+    >>> match_factors("learn_rate_factors", ["a.weight", "b.weight"], {"a.*": 0})
+    {'a.weight': 0.0, 'b.weight': 1.0}
+
+    Raises:
+        OptionsError: a pattern that matches no parameter.
+    """
+    found = dict.fromkeys(names, 1.0)
+    for pattern, factor in factors.items():
+        matched = [name for name in found if fnmatchcase(name, pattern)]
+        # An error, as a typo would else freeze or scale nothing, and nobody would notice.
+        if not matched:
+            some = [*found] if len(found) <= 8 else [*[*found][:4], "...", *[*found][-3:]]
+            raise OptionsError(
+                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}."
+            )
+        found.update(dict.fromkeys(matched, float(factor)))
+    return found
+
+
+class Parameters(NamedTuple):
     """What the `forward` of a network takes: names of its arguments, and those it cannot be called
     without; `any_name`: it takes any other by name, too."""
 
@@ -69,28 +91,3 @@ def chosen_loss(loss: Any, model: Any) -> Any:
     if not isinstance(loss, str) or loss != "auto":
         return loss
     return "output" if "labels" in forward_parameters(model).names else "cross_entropy"
-
-
-def match_factors(
-    option: str, names: Iterable[str], factors: Mapping[str, float]
-) -> dict[str, float]:
-    """The factor of each parameter: that of the last pattern that matches its name, else 1.
-
-    >>> match_factors("learn_rate_factors", ["a.weight", "b.weight"], {"a.*": 0})
-    {'a.weight': 0.0, 'b.weight': 1.0}
-
-    Raises:
-        OptionsError: a pattern that matches no parameter.
-    """
-    names = list(names)
-    found = dict.fromkeys(names, 1.0)
-    for pattern, factor in factors.items():
-        matched = [name for name in names if fnmatchcase(name, pattern)]
-        # An error, as a typo would else freeze or scale nothing, and nobody would notice.
-        if not matched:
-            some = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
-            raise OptionsError(
-                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}."
-            )
-        found.update(dict.fromkeys(matched, float(factor)))
-    return found

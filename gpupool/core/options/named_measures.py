@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.options.pool_options import suggest
+from gpupool.core.options.checks import suggest
 
 LOSSES = {  # name -> class of torch.nn
     "cross_entropy": "CrossEntropyLoss",

@@ -24,11 +24,8 @@ def lr_factor(
 
     Args:
         step: counts from 1 over all epochs.
-        steps_per_epoch: 0 where nobody knows.
+        steps_per_epoch: 0 where nobody knows; then `check_for_stream` has passed the options.
         epoch: from 1; computed from `step` if left out.
-
-    Raises:
-        OptionsError: the schedule needs the number of steps in an epoch.
     """
     # torch's schedulers count the steps that are done, and ours count from 1.
     done = step - 1
@@ -44,12 +41,11 @@ def lr_factor(
         if epoch is None:
             epoch = 1 + done // steps_per_epoch if steps_per_epoch else 1
         drop = DROP_FACTOR if options.drop_factor is None else options.drop_factor
-        return float(drop ** ((epoch - 1) // _drop_period(options)))
-    # The others begin after the warm-up, else the rate would jump where that ends.
-    total = total_steps(options, steps_per_epoch)
-    if total is None:
-        raise _unknown_length(f"schedule={options.schedule!r}", "schedule")
-    # The lowest factor comes just after the last step, and stays.
+        period = options.drop_period or max(1, options.epochs // 3)
+        return float(drop ** ((epoch - 1) // period))
+    # The others begin after the warm-up, else the rate would jump where that ends. The lowest
+    # factor comes just after the last step, and stays.
+    total = total_steps(options, steps_per_epoch) or 0
     share = min(1.0, (done - warmup) / max(1, total - warmup))
     lowest = options.min_factor or 0.0
     if options.schedule == "linear":  # LinearLR
@@ -58,23 +54,22 @@ def lr_factor(
 
 
 def check_for_stream(options: TrainingOptions) -> None:
-    """Raise OptionsError if the schedule needs to know how many steps an epoch has."""
-    # The first step after the warm-up, as within it the schedule is not asked.
-    step = 1 + warmup_steps(options, 0)
-    if not callable(options.schedule):
-        lr_factor(options, step, 0)
+    """Raise OptionsError if the learning rate needs to know how many steps an epoch has."""
+    of_curve = options.schedule in ("cosine", "linear") and options.max_steps is None
+    of_warmup = options.warmup is not None and warmup_of(options.warmup)[1] == "epoch"
+    for name, needs_length in {"schedule": of_curve, "warmup": of_warmup}.items():
+        if needs_length:
+            raise OptionsError(
+                f"{name}={getattr(options, name)!r} needs the number of steps in an epoch, which a "
+                "stream does not give: give warmup= in steps, max_steps= for 'cosine' and "
+                "'linear', or a callable schedule."
+            )
 
 
 def warmup_steps(options: TrainingOptions, steps_per_epoch: int) -> int:
     """How many steps the warm-up has; 0 without one."""
-    if options.warmup is None:
-        return 0
-    number, unit = warmup_of(options.warmup)
-    if unit == "step":
-        return number
-    if not steps_per_epoch:
-        raise _unknown_length(f"warmup={options.warmup!r}", "warmup")
-    return number * steps_per_epoch
+    number, unit = (0, "step") if options.warmup is None else warmup_of(options.warmup)
+    return number * (steps_per_epoch if unit == "epoch" else 1)
 
 
 def total_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
@@ -83,14 +78,3 @@ def total_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:
     if options.max_steps is None:
         return planned or None
     return min(planned, options.max_steps) if planned else options.max_steps
-
-
-def _drop_period(options: TrainingOptions) -> int:
-    return options.drop_period or max(1, options.epochs // 3)
-
-
-def _unknown_length(what: str, name: str) -> OptionsError:
-    return OptionsError(
-        f"{what} needs the number of steps in an epoch, which a stream does not give: give warmup= "
-        "in steps, max_steps= for 'cosine' and 'linear', or a callable schedule."
-    )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.class_names import NO_CLASS
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import OnProgress
 from gpupool.data.cache.cache import Cached, cached
 from gpupool.data.datastores.check import CheckResult, check

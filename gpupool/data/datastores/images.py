@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpupool.core.errors import DataError, DataNotFoundError
-from gpupool.core.options.class_names import NO_CLASS
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files

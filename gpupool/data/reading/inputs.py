@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from gpupool.core.options.class_names import NO_CLASS
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.data.reading import subsets
 from gpupool.data.reading.augmentation import keyed_draws
 from gpupool.data.reading.samples import Draw, Samples, apply_transform

@@ -22,15 +22,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.sampling import with_data
-from gpupool.core.options.training_options import Shuffle, TrainingOptions
+from gpupool.core.options.datasets import with_data
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data import device as devices
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine.batches.order import epoch_size
@@ -39,6 +39,8 @@ from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import counting
 from gpupool.engine.process import this_rank
+
+Shuffle = Literal["every-epoch", "once", "never"]
 
 
 def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> World:

@@ -25,7 +25,7 @@ from zlib import crc32
 
 from gpupool.core.errors import DataError, DataNotFoundError, GpuPoolError, TrainingError
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.pool_options import parse_duration_s
+from gpupool.core.options.checks import parse_duration_s
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import progress
 from gpupool.core.wire import state_dicts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.sampling import in_order
+from gpupool.core.options.datasets import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.sampling import with_data
+from gpupool.core.options.datasets import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, WarningEvent

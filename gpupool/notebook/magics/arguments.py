@@ -13,13 +13,9 @@ from functools import cache, partial
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import (
-    BACKENDS,
-    ON_HANG,
-    parse_duration_s,
-    seconds_argument,
-    suggest,
-)
+from gpupool.core.options.checks import parse_duration_s, suggest
+from gpupool.core.options.fields import words_of
+from gpupool.core.options.pool_options import PoolOptions
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.spmd.cell import VIEWS
 
@@ -98,8 +94,8 @@ def start_parser() -> MagicParser:
     )
     parser.add_argument(
         "--backend",
-        type=_word_of(BACKENDS),
-        choices=BACKENDS,
+        type=_word_of(words_of(PoolOptions, "backend")),
+        choices=words_of(PoolOptions, "backend"),
         help="auto (the default): nccl among ranks that have a GPU each, else gloo",
     )
     parser.add_argument(
@@ -116,14 +112,14 @@ def start_parser() -> MagicParser:
     parser.add_argument(
         "--timeout",
         dest="timeout_s",
-        type=seconds_argument,
+        type=_seconds,
         metavar="SECONDS",
         help="give up starting after this many seconds: 60",
     )
     parser.add_argument(
         "--on-hang",
-        type=_word_of(ON_HANG),
-        choices=ON_HANG,
+        type=_word_of(words_of(PoolOptions, "on_hang")),
+        choices=words_of(PoolOptions, "on_hang"),
         help="when ranks wait for each other without end. tell (the default): show below the "
         "running cell where each rank is; abort: end the cell as well; variables stay",
     )
@@ -265,7 +261,7 @@ def spmd_parser() -> MagicParser:
     )
     parser.add_argument("--view", type=_word_of(VIEWS), choices=VIEWS, default="auto")
     parser.add_argument(
-        "--timeout", dest="timeout_s", type=seconds_argument, default=None, metavar="SECONDS"
+        "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
     )
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
@@ -297,6 +293,15 @@ def _word_of(words: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return word_of
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (seconds := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"  # argparse names the type in its errors
 
 
 def _duration(text: str) -> float:

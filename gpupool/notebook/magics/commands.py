@@ -8,7 +8,7 @@ from typing import Any
 from IPython.display import display
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import suggest
+from gpupool.core.options.checks import suggest
 from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import host_table, pool_bar, tables

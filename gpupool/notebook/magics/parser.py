@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import suggest
+from gpupool.core.options.checks import suggest
 from gpupool.core.terminal import plain
 
 _LONG_USAGE = 120  # characters, from where on a usage line leaves the options out

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import pool_options
+from gpupool.core.options import checks
 
 _KINDS = "give a list of values, a range of whole numbers, (low, high) or gpupool.log(low, high)"
 
@@ -23,7 +23,7 @@ class LogRange(NamedTuple):
 def log(low: float, high: float) -> LogRange:
     """A range for a sweep: between 1e-5 and 1e-4 lie as many trials as between 1e-2 and 1e-1."""
     for name, value in (("low", low), ("high", high)):
-        pool_options.number(name, value)
+        checks.number()(name, value)
     if not 0 < low < high < math.inf:
         raise OptionsError(f"gpupool.log({low:g}, {high:g}): 0 < low < high is needed.")
     return LogRange(float(low), float(high))

@@ -20,7 +20,7 @@ from typing import Any
 from gpupool.core import current
 from gpupool.core.errors import GpuPoolError, OptionsError, Pruned, SpmdError
 from gpupool.core.formatting import shortened
-from gpupool.core.options import checks, pool_options
+from gpupool.core.options import checks
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
@@ -66,8 +66,8 @@ def run_sweep(
     """
     __tracebackhide__ = True
     checks.any_function("objective", objective)
-    pool_options.one_of("direction", direction, ("minimize", "maximize"))
-    pool_options.one_of("on", on, ("ranks", "notebook"))
+    checks.choose("direction", direction, ("minimize", "maximize"))
+    checks.choose("on", on, ("ranks", "notebook"))
     if seed is not None:
         checks.number(whole=True, least=0)("seed", seed)
     if trials is not None or sampler != "grid":  # a grid has an end
@@ -75,7 +75,7 @@ def run_sweep(
     with _quiet() as optuna:
         from gpupool.training.sweep import journal
 
-        place = "" if storage is None else pool_options.folder_url("storage", storage)
+        place = "" if storage is None else checks.folder("storage", storage)
         name, choices = name or "sweep", distributions(space)
         make_sampler = _maker("sampler", sampler, _SAMPLERS, optuna.samplers)
         make_pruner = _maker("pruner", pruner, _PRUNERS, optuna.pruners)
@@ -106,7 +106,7 @@ def _maker(what: str, value: Any, names: Mapping[Any, str], module: Any) -> Call
     if isinstance(value, getattr(module, f"Base{what.capitalize()}")):
         return lambda **_: value
     if not isinstance(value, str | None) or value not in names:
-        answer = pool_options.suggest(str(value), filter(None, names))
+        answer = checks.suggest(str(value), filter(None, names))
         raise OptionsError(f"{what}={value!r} is unknown. {answer}")
     return getattr(module, names[value])  # type: ignore[no-any-return]
 

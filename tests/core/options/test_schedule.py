@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.schedule import lr_factor, total_steps, warmup_steps
+from gpupool.core.options.schedule import check_for_stream, lr_factor, total_steps
 from gpupool.core.options.training_options import TrainingOptions
 from tests.support.raising import raises
 
@@ -53,14 +53,22 @@ def our_rates(num_steps: int, **values: Any) -> list[float]:
             SPE,
         ),
         ({"schedule": "piecewise"}, lambda o: torch_lr.StepLR(o, 4, gamma=0.1), SPE),
-        (
-            {"schedule": "linear"},
-            lambda o: torch_lr.LinearLR(o, 1, 0, total_iters=12 * SPE),
-            1,
-        ),
+        ({"schedule": "linear"}, lambda o: torch_lr.LinearLR(o, 1, 0, total_iters=12 * SPE), 1),
         (
             {"schedule": "cosine", "min_factor": 0.05},
             lambda o: torch_lr.CosineAnnealingLR(o, T_max=12 * SPE, eta_min=0.05 * LR),
+            1,
+        ),
+        (
+            {"schedule": "cosine", "warmup": "2 epochs"},
+            lambda o: torch_lr.SequentialLR(
+                o,
+                [
+                    torch_lr.LinearLR(o, start_factor=0.1, total_iters=2 * SPE),
+                    torch_lr.CosineAnnealingLR(o, T_max=10 * SPE),
+                ],
+                [2 * SPE],
+            ),
             1,
         ),
     ],
@@ -70,38 +78,26 @@ def test_a_schedule_is_that_of_torch(values: dict[str, Any], make: Make, every: 
     assert ours == pytest.approx(torch_rates(make, 12 * SPE, every), rel=1e-9, abs=1e-12)
 
 
-def test_a_warm_up_and_what_follows_are_a_linear_lr_before_the_other() -> None:
-    warmup, rest = 2 * SPE, 10 * SPE
-
-    def make(optimizer: torch.optim.Optimizer) -> torch_lr.LRScheduler:
-        first = torch_lr.LinearLR(optimizer, start_factor=0.1, total_iters=warmup)
-        then = torch_lr.CosineAnnealingLR(optimizer, T_max=rest)
-        return torch_lr.SequentialLR(optimizer, [first, then], [warmup])
-
-    ours = our_rates(12 * SPE, epochs=12, schedule="cosine", warmup="2 epochs")
-    assert ours == pytest.approx(torch_rates(make, 12 * SPE), rel=1e-9, abs=1e-12)
-
-
-def test_fewer_steps_than_the_epochs_have_end_the_curve_earlier() -> None:
+def test_what_ends_the_curve_earlier_and_what_is_asked_for_every_step() -> None:
     options = TrainingOptions(schedule="linear", max_steps=20)
     assert total_steps(options, SPE) == 20
     assert lr_factor(options, 20, SPE) == pytest.approx(1 / 20)
-
-
-def test_a_callable_is_asked_for_every_step() -> None:
     options = TrainingOptions(schedule=lambda step: 1 / step, warmup=2)
     assert [lr_factor(options, step, 3) for step in (2, 3, 4)] == pytest.approx([0.55, 1 / 3, 0.25])
 
 
 def test_of_a_stream_only_what_needs_no_length_can_be_had() -> None:
-    drops = TrainingOptions(schedule="piecewise", epochs=4, drop_period=2)
+    drops = TrainingOptions(schedule="piecewise", epochs=4, drop_period=2, warmup=9)
     assert [lr_factor(drops, 99, 0, epoch) for epoch in (1, 2, 3)] == pytest.approx([1, 1, 0.1])
     line = TrainingOptions(schedule="linear", max_steps=10, warmup="2 steps")
     assert lr_factor(line, 7, 0, 1) == pytest.approx(0.5)
     assert total_steps(TrainingOptions(), 0) is None
+    for options in (drops, line):
+        check_for_stream(options)
+    values: dict[str, Any]
     for values in ({"schedule": "linear"}, {"schedule": "cosine"}, {"warmup": "1 epoch"}):
         with raises(OptionsError, next(iter(values))):
-            lr_factor(TrainingOptions(**values), 1, 0, 1)
+            check_for_stream(TrainingOptions(**values))
 
 
 @given(
@@ -114,8 +110,6 @@ def test_every_factor_is_above_0_and_at_most_1(
     schedule: Any, epochs: int, steps_per_epoch: int, warmup: int | None
 ) -> None:
     options = TrainingOptions(schedule=schedule, epochs=epochs, warmup=warmup)
-    total = total_steps(options, steps_per_epoch)
-    assert total is not None
-    assert warmup_steps(options, steps_per_epoch) == (warmup or 0)
-    factors = [lr_factor(options, step, steps_per_epoch) for step in range(1, total + 1)]
+    num_steps = epochs * steps_per_epoch
+    factors = [lr_factor(options, step, steps_per_epoch) for step in range(1, num_steps + 1)]
     assert all(0 < factor <= 1 for factor in factors)

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import other_names
+from gpupool.core.options.checks import OTHER_NAMES
 from gpupool.core.options.effects import check_for
-from gpupool.core.options.schedule import check_for_stream
-from gpupool.core.options.training_options import Profile, TrainingOptions, changed
+from gpupool.core.options.fields import changed
+from gpupool.core.options.training_options import Profile, TrainingOptions, merged
 from tests.support.raising import raises
-
-FIELDS = [field.name for field in dataclasses.fields(TrainingOptions)]
 
 
 def refusal(*names: str, **values: Any) -> str:
@@ -29,25 +28,23 @@ def refusal(*names: str, **values: Any) -> str:
     return str(caught.value)
 
 
-def test_the_defaults_of_training() -> None:
-    options = TrainingOptions()
-    assert (options.optimizer, options.lr, options.momentum) == ("sgdm", 0.01, None)
-    assert (options.epochs, options.batch_size, options.shuffle) == (10, 128, "every-epoch")
-    assert (options.seed, options.weight_decay, options.learn_rate_factors) == (0, 0.0, {})
-    assert (options.schedule, options.keep) == ("none", "auto")
-
-
 def test_numbers_become_plain_ones_and_sequences_tuples() -> None:
+    factors = {"head.*": 10.0}
     options = TrainingOptions(
         seed=np.int64(3),  # type: ignore[arg-type]
         lr=np.float32(0.5),  # type: ignore[arg-type]
         metrics="f1",
         inputs=["a", 1],
         checkpoint=Path("runs"),  # type: ignore[arg-type]
+        learn_rate_factors=factors,
     )
     assert (type(options.seed), type(options.lr)) == (int, float)
     assert (options.metrics, options.inputs) == (("f1",), ("a", 1))
     assert options.checkpoint == "runs"
+    factors["head.*"] = 0.0  # what was given can change afterwards, and the options do not
+    assert options.learn_rate_factors == {"head.*": 10.0}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.lr = 1.0  # type: ignore[misc]
 
 
 def test_metrics_may_be_of_several_outputs_or_a_collection() -> None:
@@ -66,13 +63,13 @@ def test_metrics_may_be_of_several_outputs_or_a_collection() -> None:
     assert TrainingOptions(metrics=collection, objective="a").metrics == (collection,)
 
 
-def test_what_was_given_can_change_afterwards_and_the_options_do_not() -> None:
-    factors = {"head.*": 10.0}
-    options = TrainingOptions(learn_rate_factors=factors)
-    factors["head.*"] = 0.0
-    assert options.learn_rate_factors == {"head.*": 10.0}
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options.lr = 1.0  # type: ignore[misc]
+def test_the_lr_of_a_partial_is_the_option() -> None:
+    make = functools.partial(torch.optim.Adam, lr=0.02)
+    options = TrainingOptions(optimizer=make)
+    assert options.lr == 0.02
+    assert isinstance(options.optimizer, functools.partial)
+    assert options.optimizer.keywords == {}
+    refusal("lr", optimizer=make, lr=0.2)
 
 
 SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
@@ -80,91 +77,39 @@ StepLR = torch.optim.lr_scheduler.StepLR
 
 
 @pytest.mark.parametrize(
-    ("values", "name"),
+    ("name", "wrong"),
     [
-        ({"optimizer": "SGD"}, "optimizer"),
-        ({"optimizer": SGD}, "optimizer"),
-        ({"optimizer": StepLR}, "optimizer"),
-        ({"optimizer": lambda: SGD}, "optimizer"),
-        ({"optimizer": functools.partial(torch.optim.Adam, lr=0.1), "lr": 0.2}, "lr"),
-        ({"schedule": StepLR}, "schedule"),
-        ({"schedule": StepLR(SGD, 3)}, "schedule"),
-        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "schedule"),
-        ({"schedule": lambda step, epoch: 0.9**epoch}, "schedule"),
-        ({"schedule": [("none", 5), ("cosine", 5)]}, "schedule"),
-        ({"schedule": functools.partial(StepLR, step_size=3)}, "schedule"),
-        ({"checkpoint": "s3:/bucket/run"}, "checkpoint"),
-        ({"tensorboard": "gs:bucket"}, "tensorboard"),
-        ({"resume": "s3:/bucket/run"}, "resume"),
-        ({"resume": "yes"}, "resume"),
-        ({"checkpoint": "c", "overwrite": 1}, "overwrite"),
-        ({"optimizer": "lion"}, "optimizer"),
-        ({"shuffle": "yes"}, "shuffle"),
-        ({"keep": "Best"}, "keep"),
-        ({"on_error": "ignore"}, "on_error"),
-        ({"on_error": None}, "on_error"),
-        ({"lr": 0}, "lr"),
-        ({"lr": float("nan")}, "lr"),
-        ({"lr": float("inf")}, "lr"),
-        ({"lr": "0.1"}, "lr"),
-        ({"lr": None}, "lr"),
-        ({"epochs": -1}, "epochs"),
-        ({"epochs": 1.5}, "epochs"),
-        ({"epochs": float("inf")}, "epochs"),
-        ({"batch_size": 8.0}, "batch_size"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"max_steps": 0}, "max_steps"),
-        ({"patience": 0}, "patience"),
-        ({"workers": -1}, "workers"),
-        ({"workers": 5000}, "workers"),
-        ({"workers": "many"}, "workers"),
-        ({"accumulate": 0}, "accumulate"),
-        ({"accumulate": 9, "batch_size": 8}, "accumulate"),
-        ({"seed": -1}, "seed"),
-        ({"seed": None}, "seed"),
-        ({"seed": True}, "seed"),
-        ({"weight_decay": -0.1}, "weight_decay"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"ema": 1}, "ema"),
-        ({"ema": 0}, "ema"),
-        ({"clip": 0}, "clip"),
-        ({"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}}, "learn_rate_factors"),
-        ({"learn_rate_factors": [("fc", 1)]}, "learn_rate_factors"),
-        ({"warmup": "soon"}, "warmup"),
-        ({"warmup": 0}, "warmup"),
-        ({"validate_every": "10m"}, "validate_every"),
-        ({"checkpoint": "c", "checkpoint_every": "often"}, "checkpoint_every"),
-        ({"checkpoint": ""}, "checkpoint"),
-        ({"callbacks": 3}, "callbacks"),
-        ({"compile": "fast"}, "compile"),
-        ({"channels_last": "yes"}, "channels_last"),
-        ({"profile": "s3://b"}, "profile"),
-        ({"objective": "f1"}, "objective"),
-        ({"weights": "even"}, "weights"),
-        ({"weights": 3}, "weights"),
-        ({"weights": ["a"]}, "weights"),
-        ({"weights": [1, -1]}, "weights"),
-        ({"weights": [1, float("nan")]}, "weights"),
-        ({"weights": [0, 0]}, "weights"),
+        ("optimizer", ["SGD", "lion", SGD, StepLR, lambda: SGD]),
+        ("schedule", [StepLR, StepLR(SGD, 3), lambda step, epoch: 0.9**epoch, [("none", 5)]]),
+        ("schedule", [functools.partial(StepLR, step_size=3)]),
+        ("checkpoint", ["s3:/bucket/run", ""]),
+        ("resume", ["s3:/bucket/run", "yes"]),
+        ("shuffle", ["yes"]),
+        ("on_error", ["ignore", None]),
+        ("lr", [0, float("nan"), float("inf"), "0.1", None]),
+        ("epochs", [-1, 1.5, float("inf")]),
+        ("batch_size", [8.0, 0]),
+        ("workers", [-1, 5000, "many"]),
+        ("accumulate", [0, 129]),
+        ("seed", [-1, None, True]),
+        ("momentum", [1.0]),
+        ("ema", [1, 0]),
+        ("learn_rate_factors", [{"fc.*": 1.0, "conv*": -1}, [("fc", 1)]]),
+        ("warmup", ["soon", 0, True]),
+        ("validate_every", ["10m"]),
+        ("checkpoint_every", ["often", "600"]),
+        ("callbacks", [3, [print, 3]]),
+        ("compile", ["fast", 3]),
+        ("profile", ["s3://b"]),
+        ("objective", ["f1", 3]),
+        ("weights", ["even", 3, ["a"], [1, -1], [1, float("nan")], [0, 0]]),
+        ("inputs", ["x", 3, []]),
+        ("targets", [1.5]),
     ],
 )
-def test_a_wrong_training_option_is_refused(values: dict[str, Any], name: str) -> None:
-    assert refusal(name, **values).startswith(name)
-
-
-@pytest.mark.parametrize(
-    ("names", "values"),
-    [
-        ({"gather", "accumulate"}, {"gather": True, "accumulate": 2}),
-        ({"weights"}, {"weights": [1], "shuffle": "never"}),
-        ({"compile"}, {"deterministic": True, "compile": "max-autotune"}),
-        ({"overwrite", "resume"}, {"checkpoint": "c", "overwrite": True, "resume": True}),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(
-    names: set[str], values: dict[str, Any]
-) -> None:
-    refusal(*names, **values)
+def test_a_wrong_training_option_is_refused(name: str, wrong: list[Any]) -> None:
+    for value in wrong:
+        assert refusal(name, **{name: value}).startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -173,67 +118,44 @@ def test_options_that_exclude_each_other_are_refused(
         ({"drop_factor": 0.1}, "schedule='piecewise'"),
         ({"drop_period": 2, "schedule": "cosine"}, "schedule is 'cosine': did you mean"),
         ({"min_factor": 0.1}, "schedule='cosine'"),
-        ({"momentum": 0.9, "optimizer": "adam"}, "optimizer='sgdm'"),
-        ({"momentum": 0.9, "optimizer": dict}, " dict: "),
+        ({"momentum": 0.9, "optimizer": dict}, " dict: did you mean optimizer='sgdm'"),
         ({"weight_decay_factors": {"*": 0.0}}, "weight_decay=1e-4"),
         ({"overwrite": True}, "checkpoint="),
         ({"checkpoint_every": 10}, "checkpoint='s3://bucket/run1'"),
         ({"num_checkpoints": 5}, "checkpoint='s3://bucket/run1'"),
         ({"on_failure": "resume"}, "checkpoint='s3://bucket/run1'"),
-        ({"resume": "auto"}, "checkpoint='s3://bucket/run1'"),
         ({"resume": True}, "checkpoint='s3://bucket/run1'"),
+        ({"gather": True, "accumulate": 2}, "accumulate"),  # those that exclude each other
+        ({"weights": [1], "shuffle": "never"}, "shuffle='once'"),
+        ({"compile": "max-autotune", "deterministic": True}, "compile=True"),
+        ({"overwrite": True, "resume": True, "checkpoint": "c"}, "resume"),
     ],
 )
 def test_an_option_without_effect_is_answered_with_what_was_meant(
     values: dict[str, Any], meant: str
 ) -> None:
-    name = next(iter(values))
-    assert meant in refusal(name, **values)
+    assert meant in refusal(next(iter(values)), **values)
 
 
-@pytest.mark.parametrize(
-    ("values", "num_samples", "name"),
-    [
-        ({"patience": 4}, 100, "patience"),
-        ({"keep": "best"}, 100, "keep"),
-        ({"objective": "accuracy"}, 100, "objective"),
-        ({"validate_every": 5}, 100, "validate_every"),
-        ({"metrics": ["f1"]}, 100, "metrics"),
-        ({"max_steps": 101, "batch_size": 10}, 100, "max_steps"),
-        ({"workers": 2}, None, "workers"),
-    ],
-)
-def test_what_does_nothing_with_this_data_is_refused(
-    values: dict[str, Any], num_samples: int | None, name: str
-) -> None:
-    with raises(OptionsError, name) as caught:
-        check_for(TrainingOptions(**values), has_validation=False, num_samples=num_samples)
-    assert name != "max_steps" or " epochs=11?" in str(caught.value)
-
-
-def test_what_works_with_the_data_is_let_through() -> None:
-    options = TrainingOptions(
-        patience=4,
-        keep="best",
-        objective="accuracy",
-        validate_every=5,
-        metrics=["f1"],
-        max_steps=29,
-        batch_size=40,
-    )
-    check_for(options, has_validation=True, num_samples=100)
-
-
-def test_of_a_stream_only_what_needs_no_length_is_let_through() -> None:
-    for values in (
-        {"schedule": "piecewise", "warmup": 100},
-        {"schedule": "cosine", "max_steps": 100},
-        {"schedule": max},
+def test_what_does_nothing_with_this_data_is_refused() -> None:
+    of_validation = {
+        "patience": 4,
+        "keep": "best",
+        "objective": "accuracy",
+        "validate_every": 5,
+        "metrics": ["f1"],
+    }
+    values: dict[str, Any]
+    for num_samples, values in (
+        *((100, {name: value}) for name, value in of_validation.items()),
+        (100, {"max_steps": 101, "batch_size": 10}),
+        (None, {"workers": 2}),
     ):
-        check_for_stream(TrainingOptions(**values))
-    for values in ({"schedule": "cosine"}, {"warmup": "1 epoch"}):
-        with raises(OptionsError, next(iter(values))):
-            check_for_stream(TrainingOptions(**values))
+        with raises(OptionsError, name := next(iter(values))) as caught:
+            check_for(TrainingOptions(**values), has_validation=False, num_samples=num_samples)
+        assert name != "max_steps" or " epochs=11?" in str(caught.value)
+    options = TrainingOptions(**of_validation, max_steps=29, batch_size=40)  # type: ignore[arg-type]
+    check_for(options, has_validation=True, num_samples=100)
 
 
 def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
@@ -242,27 +164,46 @@ def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
     assert [skipping.most_skipped(num) for num in (5, 1000, 10_000)] == [1, 1, 10]
 
 
-# ---- names -----------------------------------------------------------------------------------
+# ---- names, and keywords of train ------------------------------------------------------------
 
 
 def test_every_name_of_others_is_answered_with_ours() -> None:
-    for name, ours in other_names.NAMES.items():
-        assert ours in FIELDS
+    others = {name: ours for ours, names in OTHER_NAMES.items() for name in names.split()}
+    spellings = {"NumEpochs": "epochs", "MaxEpochs": "epochs", "batchsize": "batch_size"}
+    for name, ours in {**others, **spellings, "epocs": "epochs"}.items():
         assert refusal(name, **{name: 1}).endswith(f" {ours!r}?")
-
-
-def test_names_are_found_however_they_are_written() -> None:
-    assert refusal("NumEpochs", NumEpochs=1).endswith(" 'epochs'?")
-    assert refusal("MaxEpochs", MaxEpochs=1).endswith(" 'epochs'?")
-    assert refusal("batchsize", batchsize=1).endswith(" 'batch_size'?")
-    assert refusal("epocs", epocs=1).endswith(" 'epochs'?")
-    assert refusal("optimizer", optimizer="AdamW").endswith(" optimizer='adamw'?")
-
-
-def test_a_name_that_nobody_knows_is_answered_with_where_all_are() -> None:
+    assert refusal("optimizer", optimizer="AdamW").endswith(" 'adamw'?")
     assert len(refusal("xyzzy", xyzzy=1)) < 150
-    with raises(OptionsError, "optimizer='sgdm', lr=0.01"):
+    with raises(OptionsError, "TrainingOptions(optimizer="):
         TrainingOptions("sgdm")  # type: ignore[misc]
+
+
+def test_keywords_are_options_and_replace_those_that_are_given() -> None:
+    options = TrainingOptions(epochs=3, lr=0.5)
+    assert merged("mse", None, {"epochs": 1}) == ("mse", TrainingOptions(epochs=1))
+    assert merged("mse", options, {"epochs": 1}) == ("mse", TrainingOptions(epochs=1, lr=0.5))
+    assert merged(options, None, {"lr": 0.1}) == ("auto", TrainingOptions(epochs=3, lr=0.1))
+    assert options.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "keywords", "shown"),
+    [
+        ("mse", None, {"epoch": 1}, "'epochs'"),
+        ("mse", TrainingOptions(), {"epochs": "1"}, "number"),
+        (TrainingOptions(), TrainingOptions(), {}, "loss"),
+        ("mse", {"epochs": 1}, {}, "train(model, dataset, epochs=1)"),
+        ("mse", nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "..."),
+        ("mse", "s3://user:secret@host/x", {}, "TrainingOptions"),
+    ],
+)
+def test_what_is_no_option_is_answered_in_a_short_sentence(
+    loss: Any, options: Any, keywords: dict[str, Any], shown: str
+) -> None:
+    with raises(OptionsError, shown) as caught:
+        merged(loss, options, keywords)
+    assert len(str(caught.value)) < 300
+    assert "secret" not in str(caught.value)
 
 
 # ---- copies and what is shown -------------------------------------------------------
@@ -287,21 +228,12 @@ def test_what_differs_from_the_defaults_is_shown_in_short_and_without_passwords(
     )
     shown = changed(options)
     assert "canary" not in f"{shown} {options}"
-    assert "checkpoint" in shown
-    del shown["checkpoint"]
-    assert shown == {
+    assert "weights=<4 numbers>" in repr(options)
+    assert {**shown, "checkpoint": ""} == {
         "optimizer": "dict",
         "schedule": "max",
         "weights": "<4 numbers>",
         "callbacks": "(print,)",
         "metrics": "('f1', min)",
+        "checkpoint": "",
     }
-    assert "weights=<4 numbers>" in repr(options)
-    assert "lr=0.01" in repr(options)
-
-
-def test_the_lr_of_a_partial_is_the_option() -> None:
-    options = TrainingOptions(optimizer=functools.partial(torch.optim.Muon, lr=0.02))
-    assert options.lr == 0.02
-    assert isinstance(options.optimizer, functools.partial)
-    assert options.optimizer.keywords == {}

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from torchvision.transforms import v2
 
 from gpupool import DataError, OptionsError, SpmdError, TrainingError, TrainingOptions
-from gpupool.core.options import sampling
+from gpupool.core.options import datasets as sampling
 from gpupool.data.reading.shards import Indices
 from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.share import Share, as_input, normalization_of

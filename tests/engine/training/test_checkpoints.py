@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
-from gpupool.core.options.training_options import changed
+from gpupool.core.options.fields import changed
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.weights import copying
 from gpupool.engine.training.checkpoints import _MARK, Checkpoints, packed

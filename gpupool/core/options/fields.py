@@ -1,0 +1,211 @@
+"""Options as fields of a frozen dataclass: what each takes and needs, checked, shown and explained.
+
+Runs anywhere. The type of a field has the words that it takes, the docstring below it says what it
+means: errors, help, completion and the reference read both.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from array import array
+from collections.abc import Mapping
+from dataclasses import MISSING, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.formatting import shortened
+from gpupool.core.options.checks import Check, choose, suggest
+from gpupool.core.urls import without_passwords
+
+_LITERAL = re.compile(r"(?:^|\| )Literal(\[[^]]*\])")  # not one within a sequence
+_FIELD = re.compile(r'(?ms)^    # ---- ([^\n]+)|^    (\w+): .+?\n    """(.+?)"""$')
+_MAX_CHARS = 80  # of a value among others
+
+
+class Needs(NamedTuple):
+    """Another option that an option works with only: one of `values`, or any that is given.
+
+    `meant` is what to choose for the other one.
+    """
+
+    other: str
+    values: tuple[str, ...]
+    meant: str
+
+
+def option(default: Any, check: Check | None = None, needs: Needs | None = None) -> Any:
+    """An option: what it is unless given, its check beside its words, and what it needs to act."""
+    about = {"check": check, "needs": needs}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=about)
+    return field(default=default, metadata=about)
+
+
+class Options:
+    """Base of options, which are checked when they are made."""
+
+    __slots__ = ()
+
+    # A type checker would take what it accepts, any name, for what the class accepts.
+    if not TYPE_CHECKING:
+        # Not in `__init__`, which the dataclass writes. pickle and copy call this without values.
+        def __new__(cls, *args: Any, **values: Any) -> Any:
+            """Refuse names that are no option with a better word than Python's TypeError."""
+            known = list(cls.__dataclass_fields__)
+            if args:
+                raise OptionsError(
+                    f"{cls.__name__}({args[0]!r}, ...): options are given by name, as "
+                    f"{cls.__name__}({known[0]}=...)."
+                )
+            for name in values:
+                if name not in known:
+                    where = f"`gpupool.{cls.__name__}?` explains them all." * (len(known) > 20)
+                    answer = suggest(name, known, where)
+                    raise OptionsError(f"{name!r} is not an option. {answer}")
+            return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        self._check_values()
+        # Only of what was given: a default that does nothing was nobody's wish.
+        for one in fields(self):  # type: ignore[arg-type]
+            needs = one.metadata.get("needs")
+            if needs is None or not is_given(self, one.name):
+                continue
+            other = getattr(self, needs.other)
+            if not (other in needs.values if needs.values else is_given(self, needs.other)):
+                why = f"while {needs.other} is {_written(other)}: did you mean "
+                raise without_effect(self, one.name, f"{why}{needs.other}={needs.meant}?")
+
+    def _check_values(self) -> None:
+        """Refuse wrong values; keep each as its check gives it."""
+        for one in fields(self):  # type: ignore[arg-type]
+            value, words = getattr(self, one.name), _words(str(one.type))
+            check = one.metadata.get("check")
+            if value is None and one.default is None:
+                continue
+            if words and (isinstance(value, str) or check is None):
+                choose(one.name, value, words)
+            elif check is not None:
+                # The dataclass is frozen, and not finished yet.
+                object.__setattr__(self, one.name, check(one.name, value))
+
+    def __repr__(self) -> str:
+        names = [one.name for one in fields(self)]  # type: ignore[arg-type]
+        values = (f"{name}={_written(getattr(self, name))}" for name in names)
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+def is_given(options: Any, name: str) -> bool:
+    """Whether an option has another value than the one it has when left out."""
+    default = options.__dataclass_fields__[name].default
+    # A dataclass does not record what was passed: a default that was typed counts as left out.
+    return bool(getattr(options, name) != ({} if default is MISSING else default))
+
+
+def without_effect(options: Any, name: str, why: str) -> OptionsError:
+    """The error for an option that would do nothing."""
+    return OptionsError(f"{name}={_written(getattr(options, name))} has no effect {why}")
+
+
+def changed(options: Any) -> dict[str, str]:
+    """The options that differ from the defaults, each as it would be written, in short."""
+    names = [one.name for one in fields(options) if is_given(options, one.name)]
+    return {name: written(options, name) for name in names}
+
+
+def written(options: Any, name: str) -> str:
+    """The value of an option as it would be written, in short."""
+    return shortened(_written(getattr(options, name)), _MAX_CHARS)
+
+
+def _written(value: Any) -> str:
+    """As it would be written; functions and objects by their names, and without passwords."""
+    if isinstance(value, tuple):
+        comma = "," if len(value) == 1 else ""  # without it ('f1') would be text
+        return f"({', '.join(map(_written, value))}{comma})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_written(part)}' for name, part in value.items())}}}"
+    if isinstance(value, array):  # of a number for each sample: too many to be shown
+        return f"<{len(value):,} numbers>"
+    if value is None or isinstance(value, (str, int, float, Options)):
+        return without_passwords(repr(value))
+    # Not the repr of an object, which may be long, or hold what nobody should read.
+    name: str = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return name.rpartition("<locals>.")[2]  # not the function that has made it
+
+
+class Annotation(str):
+    """A type in a signature, which help shows as it is written here."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class OptionHelp(NamedTuple):
+    """What a reader wants to know of one option: `default` as it is written, `meaning` its
+    docstring, `heading` that of the group in which it stands."""
+
+    name: str
+    default: str
+    meaning: str
+    heading: str
+
+
+def words_of(kind: type, name: str) -> tuple[str, ...]:
+    """The words that an option takes; it may take other values too."""
+    return _words(str(kind.__dataclass_fields__[name].type))  # type: ignore[attr-defined]
+
+
+@cache
+def _words(annotation: str) -> tuple[str, ...]:
+    """
+    >>> _words("Literal['fit', 'none'] | int")
+    ('fit', 'none')
+    """
+    return tuple(word for found in _LITERAL.findall(annotation) for word in ast.literal_eval(found))
+
+
+def parameters(kind: type) -> list[inspect.Parameter]:
+    """The options of a dataclass as parameters by name, with their defaults and words."""
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={} if one.default is MISSING else one.default,
+            annotation=Annotation(one.type),
+        )
+        for one in fields(kind)
+    ]
+
+
+def option_help(kind: type) -> list[OptionHelp]:
+    """Every option of a dataclass with its meaning, read from its source, if that is there."""
+    try:
+        source = inspect.getsource(sys.modules[kind.__module__])
+    except OSError:  # a package without its sources
+        return []
+    defaults = {one.name: repr(one.default) for one in parameters(kind)}
+    found, heading = {}, ""
+    for words, name, meaning in _FIELD.findall(source.partition(f"\nclass {kind.__name__}(")[2]):
+        heading = words or heading
+        if name in defaults and name not in found:
+            meaning = inspect.cleandoc(meaning)
+            found[name] = OptionHelp(name, defaults[name], meaning, heading)
+    return list(found.values())
+
+
+def explain(kind: type) -> None:
+    """Give a dataclass of options a docstring and a signature that show each of them."""
+    lines, heading = [inspect.cleandoc(kind.__doc__ or "")], ""
+    for option in option_help(kind):
+        if option.heading != heading:
+            heading = option.heading
+            lines += ["", f"{heading[0].upper()}{heading[1:]}:"]
+        meaning = option.meaning.replace("\n", "\n    ")
+        lines += [f"  {option.name} = {option.default}", f"    {meaning}"]
+    kind.__doc__ = "\n".join(lines)
+    kind.__signature__ = inspect.Signature(parameters(kind))  # type: ignore[attr-defined]
