@@ -265,14 +265,13 @@ class Datastore:
             )
 
         def through_cache(files: Files) -> Files:
-            sources = (cached(source, limit_gib, folder) for source in files.sources)
-            return replace(files, sources=tuple(sources))
+            sources = tuple(cached(source, limit_gib, folder) for source in files.sources)
+            for source in sources:
+                # Now, so that a folder that cannot be made is an error of this call, not of a rank.
+                source.open()
+            return replace(files, sources=sources)
 
-        kept = self._with(files=tuple(map(through_cache, self.files)))
-        for source in kept.sources:
-            # Now, so that a folder that cannot be made is an error of this call, not of a rank.
-            source.open()
-        return kept
+        return self._with(files=tuple(map(through_cache, self.files)))
 
     def _row(self, index: int) -> int:
         return range(len(self))[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from gpupool.core.errors import SampleError
 from gpupool.core.progress import progress
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
 from gpupool.data.stores.threads import reading_threads
-
-if TYPE_CHECKING:
-    from gpupool.data.datastores.base import Datastore
 
 _CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
 _SHOWN = 50
@@ -73,8 +70,8 @@ class CheckResult(tuple[BadSample, ...]):
         return "\n".join([summary, *("  ".join(map(str.ljust, n, widths)).rstrip() for n in lines)])
 
 
-def check(dataset: Datastore) -> CheckResult:
-    """Read and decode every sample once, many at a time; see `Datastore.check`."""
+def check(dataset: Any) -> CheckResult:
+    """Read and decode every sample of a datastore once, many at a time; see `Datastore.check`."""
     bad = []
     with progress("Checking", len(dataset), "images") as bar:
         made = tried(dataset, range(len(dataset)), lambda place, image: None)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from gpupool.core.errors import DataError, DataNotFoundError
-from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.labels import Labels, indexed, label_files
+from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
@@ -58,19 +55,12 @@ class ImageDatastore(Datastore):
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
         listing = find_files(folder, extensions, "images")
-        paths = [image.path for image in listing.files]
-        by_folder = isinstance(labels, str)
-        if by_folder:
+        if isinstance(labels, str):
             _check_folders(folder, listing)
-        if labels is None:
-            super().__init__(
-                (Files.of(folder, listing.files),), np.full(len(paths), NO_CLASS, np.int32), ()
-            )
-            return
-        named = label_files(paths, lambda place: folder.name(paths[place]), labels, classes)
-        kept, indices, names = indexed(named, classes, not by_folder, folder.shown_url)
-        files = Files.of(folder, [listing.files[place] for place in kept])
-        super().__init__((files,), indices, names)
+        files = Files.of(folder, listing.files)
+        paths = [image.path for image in listing.files]
+        kept, indices, names = labelled(paths, files.url, labels, classes)
+        super().__init__((files.take(kept),), indices, names)
 
 
 def list_folder(folder: Folder) -> Listing:

@@ -14,6 +14,7 @@ from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.terminal import plain, without_controls
 from gpupool.data.datastores.told import warn
+from gpupool.data.reading.shards import Indices
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
 UrlOf = Callable[[int], str]
@@ -23,34 +24,65 @@ _NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
 _FUNCTION = "labels= a function from an image's URL to its label"
 
 
-def label_files(
+def labelled(
     paths: Sequence[str], url_of: UrlOf, labels: Labels, classes: Sequence[str] | None
-) -> list[str | None]:
-    """The label of each file, None for those to leave out.
+) -> tuple[Indices, NDArray[np.int32], tuple[str, ...]]:
+    """The places of the files that have a label, their indices, and the names of the classes.
+
+    Classes that are not given are sorted as texts, as torchvision's ImageFolder does, whose
+    networks exist; those that are no folders, and all whole numbers, so that "10" follows "9".
 
     Args:
         paths: of the files, below the URL of their datastore.
         url_of: gives the URL of the file at a place in `paths`.
-        labels: as of `ImageDatastore`, but not None.
-        classes: the names that are expected, if they are given: folders then have one reading.
+        labels: as of `ImageDatastore`; a function is asked in the order of `paths`.
+        classes: the names that must hold every label, if they are given.
 
-    Raises OptionsError for what is no label, DataError for names or a table that do not fit.
+    Raises OptionsError for what is no label, or not one of `classes`, DataError for names or a
+    table that do not fit.
     """
-    # A data frame compares element by element, and has no truth.
-    if isinstance(labels, str) and labels == "foldernames":
+    if labels is None:
+        return np.arange(len(paths)), np.full(len(paths), NO_CLASS, np.int32), ()
+    given = _given(paths, url_of, labels, classes)
+    found = {label for label in given if label is not None}
+    if not found:
+        what = f"labels= gave None for all {len(paths):,} images, as {url_of(0)}"
+        raise DataError(what, "no labels")
+    # Names are printed in tables, plots and errors.
+    odd = next((label for label in found if not label or without_controls(label) != label), None)
+    if odd is not None:
+        raise DataError(
+            f"there are images of {odd!r}; a class is named in one line of text", "class name"
+        )
+    # Sorted, as a set has no order: the indices must be those of the next listing, and of any rank.
+    are_numbers = not _are_folders(labels) and all(map(_is_number, found))
+    names = tuple(sorted(found, key=int if are_numbers else None))
+    index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)}
+    kept = [place for place, label in enumerate(given) if label is not None]
+    indices = np.array([index_of[given[place]] for place in kept], np.int32)
+    if classes is not None:
+        indices, names = among(classes, indices, names), tuple(classes)
+    return np.array(kept), indices, names
+
+
+def _given(
+    paths: Sequence[str], url_of: UrlOf, labels: Labels, classes: Sequence[str] | None
+) -> list[str | None]:
+    """The label of each file, None for those to leave out."""
+    if _are_folders(labels):
         return _by_folder(paths, url_of, is_clear=classes is not None)
     if isinstance(labels, Mapping):
         return _by_table(labels.items(), paths, url_of)
     # Before callables: no library is imported, so an attribute has to show what it is.
     if hasattr(labels, "columns"):
-        columns = list(map(str, labels.columns))
+        frame: Any = labels
+        columns = list(map(str, frame.columns))
         if not {"path", "label"} <= set(columns):
             raise OptionsError(
                 f"the table of labels has the columns {plain(', '.join(columns))}; "
                 'name those of path and label so: labels.rename(columns={"file": "path"})'
             )
-        rows = zip(labels["path"], labels["label"], strict=True)
-        return _by_table(rows, paths, url_of)
+        return _by_table(zip(frame["path"], frame["label"], strict=True), paths, url_of)
     if callable(labels):
         urls = map(url_of, range(len(paths)))
         made = ((url, labels(url)) for url in urls)
@@ -61,35 +93,9 @@ def label_files(
     )
 
 
-def indexed(
-    labels: Sequence[str | None], classes: Sequence[str] | None, by_number: bool, shown_url: str
-) -> tuple[list[int], NDArray[np.int32], tuple[str, ...]]:
-    """The places that have a label, their indices, and the names of the classes.
-
-    `classes`, where given, must hold every label. Else they are sorted as texts, as torchvision's
-    ImageFolder does, whose networks exist; or, with `by_number` and if all are whole numbers, so
-    that "10" follows "9".
-    """
-    found = {label for label in labels if label is not None}
-    if not found:
-        raise DataError(
-            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels"
-        )
-    # Names are printed in tables, plots and errors.
-    odd = next((label for label in found if not label or without_controls(label) != label), None)
-    if odd is not None:
-        raise DataError(
-            f"there are images of {odd!r}; a class is named in one line of text", "class name"
-        )
-    # Sorted, as a set has no order: the indices must be those of the next listing, and of any rank.
-    are_numbers = by_number and all(map(_is_number, found))
-    names = tuple(sorted(found, key=int if are_numbers else None))
-    index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)}
-    kept = [place for place, label in enumerate(labels) if label is not None]
-    indices = np.array([index_of[labels[place]] for place in kept], np.int32)
-    if classes is None:
-        return kept, indices, names
-    return kept, among(classes, indices, names), tuple(classes)
+def _are_folders(labels: Labels) -> bool:
+    # A data frame compares element by element, and has no truth.
+    return isinstance(labels, str) and labels == "foldernames"
 
 
 def among(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from gpupool.data.datastores.check import tried
 
 if TYPE_CHECKING:
     import torch
-
-    from gpupool.data.datastores.base import Datastore
 
 _SIDE = 128  # pixels of the longer side of a small picture, at most
 _MOST = 200  # pictures that a page should hold
@@ -53,7 +51,7 @@ class Preview(tuple[Picture, ...]):
         return "\n".join([self.title, *(f"{p.label:{width}}  {s:>13}  {p.url}" for p, s in shown)])
 
 
-def make_preview(dataset: Datastore, num_images: int) -> Preview:
+def make_preview(dataset: Any, num_images: int) -> Preview:
     """The first sample of each class, the second of each, ...; see `Datastore.preview`."""
     if not 1 <= num_images <= _MOST:
         raise OptionsError(f"num_images={num_images} must be in 1..{_MOST}")

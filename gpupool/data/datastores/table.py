@@ -31,7 +31,10 @@ class Texts:
     def of(cls, texts: Iterable[str]) -> Texts:
         """These strings. File names that are no UTF-8 come back as they were."""
         # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
-        encoded = [text.encode(errors="surrogateescape") for text in texts]
+        return cls._of([text.encode(errors="surrogateescape") for text in texts])
+
+    @classmethod
+    def _of(cls, encoded: list[bytes]) -> Texts:
         ends = np.cumsum(list(map(len, encoded)), dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
@@ -41,10 +44,9 @@ class Texts:
 
     def take(self, rows: Indices) -> Texts:
         """The strings of these rows."""
-        lengths = np.diff(self.ends, prepend=0)[rows]
-        ends = np.cumsum(lengths)
-        places = np.arange(lengths.sum()) + np.repeat(self.ends[rows] - ends, lengths)
-        return Texts(self.blob[places], ends)
+        blob, ends = self.blob.tobytes(), self.ends[rows].tolist()
+        starts = np.append(0, self.ends)[rows].tolist()
+        return Texts._of([blob[start:end] for start, end in zip(starts, ends, strict=True)])
 
     def join(self, other: Texts) -> Texts:
         """The strings of both."""

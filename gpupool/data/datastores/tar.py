@@ -23,7 +23,7 @@ from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.images import list_folder
-from gpupool.data.datastores.labels import Labels, indexed, label_files
+from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files, Texts
 from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_left_out, warn_of_pictures
@@ -71,8 +71,7 @@ class TarDatastore(Datastore):
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
         suffix, _, field = where.partition(":")
         endings = tuple(extension.lower() for extension in extensions)
-        rows, paths, seen = list[tuple[int, ...]](), list[str](), list[str]()
-        named: list[str | None] = []
+        rows, paths, named, seen = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
         with progress("Reading headers", len(tars), "tars") as bar:
             for number, members in enumerate(list_members(tars, suffix.lower())):
                 for key, sample in _samples(members):
@@ -92,11 +91,10 @@ class TarDatastore(Datastore):
                 "nothing",
             )
         files = Files(tuple(tars), Texts.of(paths), np.array(rows, Files.ROW))
-        if not suffix:
-            named = label_files(paths, files.url, labels, classes)
-        by_number = bool(suffix) or not isinstance(labels, str)
-        kept, indices, names = indexed(named, classes, by_number, folder.shown_url)
-        super().__init__((files.take(np.array(kept)),), indices, names)
+        given = iter(named)
+        labels = (lambda url: next(given)) if suffix else labels
+        kept, indices, names = labelled(paths, files.url, labels, classes)
+        super().__init__((files.take(kept),), indices, names)
 
 
 def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[Tar]]:

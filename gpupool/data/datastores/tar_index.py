@@ -9,7 +9,7 @@ import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
@@ -96,7 +96,7 @@ def read_members(tar: Tar, suffix: str) -> list[Member]:
     name = tar.source.name(tar.file.path)
     members = []
     try:
-        file = _Headers(tar)
+        file: Any = _Headers(tar)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
             for found in opened:

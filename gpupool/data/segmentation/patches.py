@@ -26,8 +26,6 @@ from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
 if TYPE_CHECKING:
     import torch
 
-    from gpupool.data.segmentation.datastore import SegmentationDatastore
-
 
 class RandomPatches:
     """`per_image` patches of each pair, image and mask cut at the same place: a map-style dataset
@@ -37,15 +35,13 @@ class RandomPatches:
     the training and the index of the sample alone; outside of a training, on the index.
     Patch p of pair i has the index `i * per_image + p`.
 
-    In training, a batch mixes `open_pairs` pairs. A rank reads a pair once an epoch, if at all, and
-    holds about so many in memory.
+    `pairs` is a `SegmentationDatastore`. In training, a batch mixes `open_pairs` pairs. A rank
+    reads a pair once an epoch, if at all, and holds about so many in memory.
 
     An image smaller than the patch is an error: padding would train on pixels that are not there.
     """
 
-    def __init__(
-        self, pairs: SegmentationDatastore, size: tuple[int, int], per_image: int, open_pairs: int
-    ) -> None:
+    def __init__(self, pairs: Any, size: tuple[int, int], per_image: int, open_pairs: int) -> None:
         numbers = {"per_image": per_image, "open_pairs": open_pairs, "size": min(size)}
         for name, value in numbers.items():
             if value < 1:
@@ -73,12 +69,14 @@ class RandomPatches:
     @property
     def classes(self) -> list[str]:
         """The names of the classes of pixels, by index; none where masks hold the indices."""
-        return self._pairs.classes
+        names: list[str] = self._pairs.classes
+        return names
 
     @property
     def normalization(self) -> Normalization | None:
         """That of the datastore, applied to batches on the device."""
-        return self._pairs.normalization
+        found: Normalization | None = self._pairs.normalization
+        return found
 
     def with_classes(self, classes: Sequence[str]) -> RandomPatches:
         """The same patches, with the indices that their classes have among `classes`."""
@@ -101,7 +99,8 @@ class RandomPatches:
 
     def num_bytes(self, index: int) -> int:
         """The part of its files that a patch stands for."""
-        return self._pairs.num_bytes(self._pair_of(index)) // self._per_image
+        size: int = self._pairs.num_bytes(self._pair_of(index))
+        return size // self._per_image
 
     def fetch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The pixels of the pair, read and decoded once for all patches of it that come soon.
@@ -150,7 +149,7 @@ class _OpenPairs:
     """The pixels of the `capacity` pairs that were asked for last; one thread reads each, while
     others that need it wait. Pickles without them."""
 
-    def __init__(self, pairs: SegmentationDatastore, capacity: int) -> None:
+    def __init__(self, pairs: Any, capacity: int) -> None:
         self._pairs, self._capacity = pairs, capacity
         self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
         self._lock = threading.Lock()

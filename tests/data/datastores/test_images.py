@@ -43,15 +43,6 @@ def test_lists_and_labels_a_bucket(train: ImageDatastore) -> None:
         train[200]
 
 
-def test_a_batch_is_the_same_as_its_samples_one_by_one(train: ImageDatastore) -> None:
-    indices = [3, 199, 0, 77, 3]
-    for (image, label), index in zip(train.__getitems__(indices), indices, strict=True):
-        expected_image, expected_label = train[index]
-        assert torch.equal(image, expected_image)
-        assert label == expected_label
-    assert train.__getitems__([]) == []
-
-
 def test_it_pickles_small_and_without_credentials(train: ImageDatastore, s3: SeaweedServer) -> None:
     train[0]
     data = pickle.dumps(train)
@@ -69,14 +60,6 @@ def test_a_relative_path_is_fixed_where_it_was_given(ds: ImageDatastore, tmp_pat
         os.chdir(before)
     assert ds.url == str(tmp_path)
     assert values(ds) == list(range(16))
-
-
-def test_split_takes_the_first_images_unless_seeded(ds: ImageDatastore) -> None:
-    first, _ = ds.split_each_label(1)
-    assert values(first) == [0, 10, 15]
-    drawn = [tuple(values(ds.split_each_label(1, seed=seed)[0])) for seed in (1, 1, 2, 3, 4)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) > 1
 
 
 def test_impossible_arguments(ds: ImageDatastore) -> None:

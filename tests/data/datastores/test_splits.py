@@ -45,6 +45,8 @@ def test_a_split_by_counts_is_exact(labels: np.ndarray, sizes: list[int], seed: 
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     for part, size in zip(parts, sizes, strict=False):
         assert np.bincount(labels[part], minlength=4).tolist() == [size] * 4
+    if seed is None:
+        assert {np.flatnonzero(labels == own)[0] for own in range(4)} <= set(parts[0].tolist())
 
 
 @pytest.mark.parametrize(

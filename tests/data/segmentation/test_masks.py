@@ -60,21 +60,19 @@ def test_ids_of_16_bits_without_classes_need_32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason", "shown"),
+    ("data", "shown"),
     [
-        (b"", "empty", "(0 bytes)"),
-        (b"this is no image", "damaged", "(BMP, GIF"),
-        (saved(GREY)[:50], "damaged", " a mask: "),
-        (saved(Image.new("L", (400, 400)))[:-30], "damaged", " a mask: "),
-        (saved(RGB), "damaged", "(RGB); give classes="),
-        (saved(Image.new("I", (2, 2), 70_000), "TIFF"), "damaged", " 0..65535"),
-        (saved(Image.new("F", (2, 2)), "TIFF"), "damaged", "(F); give classes="),
+        (b"this is no image", "(BMP, GIF"),
+        (saved(Image.new("L", (400, 400)))[:-30], " a mask: "),
+        (saved(RGB), "(RGB); give classes="),
+        (saved(Image.new("I", (2, 2), 70_000), "TIFF"), " 0..65535"),
+        (saved(Image.new("F", (2, 2)), "TIFF"), "(F); give classes="),
     ],
-    ids=["empty", "text", "cut", "cut late", "colours", "large ids", "float"],
+    ids=["text", "cut late", "colours", "large ids", "float"],
 )
-def test_a_bad_mask_is_named(data: bytes, reason: str, shown: str) -> None:
+def test_a_bad_mask_is_named(data: bytes, shown: str) -> None:
     url = "s3://b/1.png"
-    with raises(SampleError, url, shown, url=url, reason=reason):
+    with raises(SampleError, url, shown, url=url, reason="damaged"):
         decode_mask(data, url, MaskClasses.of(BY_ID))
 
 
