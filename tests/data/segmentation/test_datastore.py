@@ -1,9 +1,8 @@
-"""Pairs of images and masks, and random patches of them, on disk and on a real S3 server."""
+"""Pairs of images and masks, and random patches of them."""
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import re
 from pathlib import Path
@@ -24,7 +23,6 @@ from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.segmentation.patches import RandomPatches
 from gpupool.data.stores.retry import counts
-from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
 
 HEIGHT, WIDTH = 40, 60
@@ -49,34 +47,23 @@ def png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def objects() -> dict[str, bytes]:
-    images = {f"images/{n // 3}/{n}.png": png(image_of(n)) for n in range(NUM_PAIRS)}
-    return images | {f"masks/{n // 3}/{n}.png": png(mask_of(n)) for n in range(NUM_PAIRS)}
-
-
-@pytest.fixture(scope="module")
-def streets(s3: SeaweedServer) -> str:
-    url = s3.make_bucket("streets")
-    s3.put_objects("streets", objects())
-    return url
-
-
-@pytest.fixture
-def ds(s3: SeaweedServer, streets: str) -> SegmentationDatastore:
-    os.environ.update(s3.env)
-    return SegmentationDatastore(f"{streets}/images", f"{streets}/masks", classes=CLASSES)
+def on_disk(folder: Path, **options: Any) -> SegmentationDatastore:
+    return SegmentationDatastore(str(folder / "images"), str(folder / "masks"), **options)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for path, data in objects().items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_bytes(data)
+    for number in range(NUM_PAIRS):
+        for kind, pixels in {"images": image_of(number), "masks": mask_of(number)}.items():
+            path = tmp_path / kind / str(number // 3) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(png(pixels))
     return tmp_path
 
 
-def on_disk(folder: Path, **options: Any) -> SegmentationDatastore:
-    return SegmentationDatastore(str(folder / "images"), str(folder / "masks"), **options)
+@pytest.fixture
+def ds(folder: Path) -> SegmentationDatastore:
+    return on_disk(folder, classes=CLASSES)
 
 
 def expected(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +78,8 @@ def equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
 
 def test_a_sample_is_the_image_and_the_class_of_each_pixel(ds: SegmentationDatastore) -> None:
     assert isinstance(ds, Samples)
-    assert repr(ds) == (
-        "SegmentationDatastore(6 pairs, 2 classes, s3://streets/images + s3://streets/masks)"
-    )
-    assert ds.num_bytes(0) == sum(len(objects()[f"{kind}/0/0.png"]) for kind in ("images", "masks"))
+    assert repr(ds) == f"SegmentationDatastore(6 pairs, 2 classes, {ds.url})"
+    assert ds.num_bytes(0) == sum(map(len, ds.fetch(0)))
     train, rest = ds.split(4, seed=1)
     assert (len(train), len(rest)) == (4, 2)
     assert sorted(rest.concat(train).paths) == ds.paths

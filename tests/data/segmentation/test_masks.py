@@ -44,19 +44,16 @@ def saved(image: Image.Image, kind: str = "PNG") -> bytes:
         (GREY, None, IDS.tolist()),
         (PALETTE, None, IDS.tolist()),
         (GREY.convert("LA"), None, IDS.tolist()),
+        (Image.fromarray(WIDE), None, WIDE.tolist()),
         (Image.fromarray(IDS > 7), None, (IDS > 7).astype(int).tolist()),
         (Image.fromarray(WIDE), {"a": 700}, [[-100, 0, -100], [-100, -100, 0]]),
     ],
 )
 def test_pixels_become_classes(image: Image.Image, classes: Any, expected: Any) -> None:
-    for kind in ("PNG", "TIFF") if image.mode != "LA" else ("PNG",):
+    for kind in ("PNG", "TIFF"):
         mask = decode_mask(saved(image, kind), "x", MaskClasses.of(classes))
-        assert (mask.tolist(), mask.dtype) == (expected, torch.int16)
-
-
-def test_ids_of_16_bits_without_classes_need_32() -> None:
-    mask = decode_mask(saved(Image.fromarray(WIDE)), "x", MaskClasses.of(None))
-    assert (mask.tolist(), mask.dtype) == (WIDE.tolist(), torch.int32)
+        assert mask.tolist() == expected
+        assert mask.dtype == (torch.int32 if expected == WIDE.tolist() else torch.int16)
 
 
 @pytest.mark.parametrize(
