@@ -74,13 +74,11 @@ class TarDatastore(Datastore):
         rows, paths, named, seen = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
         with progress("Reading headers", len(tars), "tars") as bar:
             for number, members in enumerate(list_members(tars, suffix.lower())):
-                for key, sample in _samples(members):
-                    image = _image(tars[number], key, sample, endings)
-                    if image is not None:
-                        rows.append((number, tars[number].file.version, image.size, image.start))
-                        paths.append(image.name)
-                        if suffix:
-                            named.append(_label(tars[number], key, sample, suffix, field))
+                tar = tars[number]
+                for image, label in _samples(tar, members, endings, suffix, field):
+                    rows.append((number, tar.file.version, image.size, image.start))
+                    paths.append(image.name)
+                    named.append(label)
                 seen += [member.name for member in members if "/." not in f"/{member.name}"]
                 bar.advance()
         warn_of_pictures(seen, extensions)
@@ -107,11 +105,8 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[Tar]]
     folder = Folder(place, options)
     # One listing has sizes and versions of all. `*` means no folders below, as in a shell.
     files = [file for file in list_folder(folder).files if not is_named or "/" not in file.path]
-    tars = [
-        Tar(folder, file.ref)
-        for file in files
-        if fnmatch(file.path if is_named else file.path.lower(), pattern)
-    ]
+    chosen = (file for file in files if fnmatch(file.path.lower(), pattern.lower()))
+    tars = [Tar(folder, file.ref) for file in chosen]
     if not tars:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no {pattern}; compressed ones must be unpacked first, and "
@@ -124,8 +119,10 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[Tar]]
     return folder, tars
 
 
-def _samples(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
-    """The samples of a tar: the key of each, and its members by their names in small letters.
+def _samples(
+    tar: Tar, members: Iterable[Member], endings: tuple[str, ...], suffix: str, field: str
+) -> Iterator[tuple[Member, str]]:
+    """The image of each sample of a tar that has one, and its label, "" without a suffix.
 
     They are grouped as webdataset does: names without a dot, and those like `__this__` or in a
     folder `__this__/`, belong to no sample. Of two names that differ in case the later one counts.
@@ -137,23 +134,18 @@ def _samples(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]
     )
     # Only neighbours belong together: the same key further on is another sample.
     for key, found in groupby(keyed, itemgetter(0)):
-        yield key, {member.name.lower(): member for _, member in found}
-
-
-def _image(
-    tar: Tar, key: str, sample: Mapping[str, Member], endings: tuple[str, ...]
-) -> Member | None:
-    """The image of a sample, None without."""
-    found = [member for name, member in sample.items() if name.endswith(endings)]
-    if len(found) > 1:
-        url = tar.name(key)
-        raise DataError(
-            f"the sample {url} has {len(found)} images, {found[0].name} and {found[1].name}; "
-            "say which: extensions=[...]",
-            "several images",
-            url=url,
-        )
-    return found[0] if found else None
+        sample = {member.name.lower(): member for _, member in found}
+        images = [member for name, member in sample.items() if name.endswith(endings)]
+        if len(images) > 1:
+            url = tar.name(key)
+            raise DataError(
+                f"the sample {url} has {len(images)} images, {images[0].name} and "
+                f"{images[1].name}; say which: extensions=[...]",
+                "several images",
+                url=url,
+            )
+        for image in images:
+            yield image, _label(tar, key, sample, suffix, field) if suffix else ""
 
 
 def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field: str) -> str:
