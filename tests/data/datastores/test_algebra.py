@@ -1,4 +1,4 @@
-"""What every datastore can do beyond being read: put together, check, look."""
+"""What every datastore can do: read from S3 and a disk, put together, check, look."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
+from demo.photos import FASHION
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.reading.normalization import Normalization
@@ -35,9 +36,60 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
     return fill(tmp_path_factory.mktemp("other"), b=2, bb=1)
 
 
+@pytest.fixture
+def train(s3: SeaweedServer, photos_url: str) -> ImageDatastore:
+    os.environ.update(s3.env)
+    return ImageDatastore(f"{photos_url}/train")
+
+
 def named(ds: ImageDatastore) -> list[tuple[str, str]]:
     """Path and class name of each sample."""
     return [(path, ds.classes[label]) for path, label in zip(ds.paths, ds.labels, strict=True)]
+
+
+def test_lists_and_labels_a_bucket(train: ImageDatastore, s3: SeaweedServer) -> None:
+    assert train.count_each_label() == dict.fromkeys(sorted(FASHION), 20)
+    assert train.labels.dtype == np.int64
+    assert train.paths[0].startswith("s3://photos/train/ankle-boot/")
+    assert repr(train) == "ImageDatastore(200 images, 10 classes, s3://photos/train)"
+    image, label = train[-1]
+    assert (image.dtype, image.shape, label, type(label)) == (torch.uint8, (3, 28, 28), 9, int)
+    with pytest.raises(IndexError):
+        train[200]
+    data = pickle.dumps(train)
+    assert len(data) < 200 * 80
+    assert s3.env["AWS_SECRET_ACCESS_KEY"].encode() not in data
+    assert torch.equal(pickle.loads(data)[5][0], train[5][0])
+
+
+def test_a_relative_path_is_fixed_where_it_was_given(ds: ImageDatastore) -> None:
+    before = os.getcwd()
+    os.chdir(ds.url)
+    try:
+        relative = ImageDatastore(".")
+    finally:
+        os.chdir(before)
+    assert (relative.url, values(relative)) == (ds.url, list(range(16)))
+
+
+def test_impossible_arguments(ds: ImageDatastore) -> None:
+    wrong: Any = 7
+    with raises(OptionsError, "indices"):
+        ds.subset([0.5])
+    with raises(OptionsError, "transform"):
+        ds.with_transform(wrong)
+    with raises(OptionsError, "['a', 'b']", "of c,"):
+        ds.with_classes(["a", "b"])
+
+
+def test_a_transform_is_applied_to_each_image(ds: ImageDatastore) -> None:
+    large = ds.with_transform(v2.Resize((8, 6)))
+    assert [tuple(image.shape) for image, _ in large.__getitems__(range(16))] == [(3, 8, 6)] * 16
+    assert large.with_transform(lambda image: int(image.max()))[9] == (9, 0)
+    assert large.with_transform(None)[0][0].shape == ds[0][0].shape == (3, 3, 4)
+    with pytest.raises(ZeroDivisionError) as caught:
+        ds.with_transform(lambda image: 1 / 0)[3]
+    assert caught.value.__notes__ == [f"The transform raised this for {ds.paths[3]}"]
 
 
 def test_concat_unites_urls_and_classes(ds: ImageDatastore, other: ImageDatastore) -> None:
