@@ -54,7 +54,6 @@ class Drawing(Protocol):
 
 
 Opening = Callable[[Course], Drawing | None]
-OnProgress = Callable[[int, int], None]  # (done, total)
 
 _opening: list[Opening] = []
 
@@ -194,18 +193,6 @@ def progress(
         yield bar
     finally:
         bar.close()
-
-
-@contextlib.contextmanager
-def progress_to(
-    listener: OnProgress | None, what: str, total: int | None = None, unit: str = ""
-) -> Iterator[OnProgress]:
-    """What is to be called with (done, total): `listener`, or a bar where there is none."""
-    if listener is not None:
-        yield listener
-        return
-    with progress(what, total, unit) as bar:
-        yield bar.update
 
 
 def _is_worker() -> bool:

@@ -182,14 +182,3 @@ def test_a_worker_process_draws_nothing() -> None:
     worker.start()
     assert answers.get(timeout=60) == 0
     worker.join()
-
-
-def test_a_listener_takes_the_place_of_the_bar(seen: Seen) -> None:
-    told: list[tuple[int, int]] = []
-
-    def listen(done: int, total: int) -> None:
-        told.append((done, total))
-
-    with progress.progress_to(listen, "Checking", 5) as tell:
-        tell(1, 5)
-    assert told == [(1, 5)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -30,6 +29,6 @@ def fill(root: Path, **counts: int) -> ImageDatastore:
     return ImageDatastore(str(root))
 
 
-def values(ds: Datastore[Any]) -> list[int]:
+def values(ds: Datastore) -> list[int]:
     """The grey value of each image."""
     return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]

@@ -9,9 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpupool.data.datastores.tar import TarDatastore
-from gpupool.data.datastores.tar_index import Tar, read_members
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
 from tests.data.pictures import image_file
 from tests.fuzz.limits import fuzzed, only_our_errors
 
@@ -66,13 +63,10 @@ tars = st.lists(st.builds(member, names, contents, kinds, sizes), max_size=6).ma
 
 
 def index(tar: bytes) -> None:
-    """Index a tar, then make a datastore of it and read its first image."""
+    """Make a datastore of a tar, and read its first image."""
     fsspec.filesystem("memory").pipe("/fuzz/a.tar", tar)
     with only_our_errors():
-        read_members(Tar(Folder("memory://fuzz"), FileRef("a.tar", len(tar))), ".json")
-    with only_our_errors():
-        ds = TarDatastore("memory://fuzz/a.tar", labels=".json:kind")
-        ds.fetch(0)
+        TarDatastore("memory://fuzz/a.tar", labels=".json:kind").fetch(0)
 
 
 @fuzzed

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
-from gpupool.core.progress import OnProgress, progress_to
-from gpupool.data.reading.samples import Samples, read_samples
+from gpupool.core.progress import progress
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
+from gpupool.data.stores.threads import reading_threads
 
 _CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
 _SHOWN = 50
-
-
-class Labelled(Samples, Protocol):
-    """What is checked and looked at: samples that have names and labels."""
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The index of the class of each."""
-
-    def num_bytes(self, index: int) -> int:
-        """Its size, as listed."""
-
-    def name(self, index: int) -> str:
-        """The URL of a sample."""
-
-    def label(self, index: int) -> str:
-        """The name of its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +51,17 @@ class CheckResult(tuple[BadSample, ...]):
         good[[bad.index for bad in self]] = False
         return good
 
-    @property
-    def summary(self) -> str:
-        """One sentence: how many were read, how many are bad, and how."""
+    def shown(self) -> tuple[str, Sequence[tuple[str, ...]]]:
+        """What a view shows: one sentence, and as many rows, as `HEADER` says, as fit."""
+        if not self:
+            return f"All {self.num_checked:,} images can be read.", []
         reasons = [bad.reason for bad in self]
-        if not reasons:
-            return f"All {self.num_checked:,} images can be read."
         kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
         counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
-        return f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
-
-    def shown(self) -> tuple[str, Sequence[tuple[str, ...]]]:
-        """What a view shows: the summary, and as many rows, as `HEADER` says, as fit."""
         more = f" The first {_SHOWN}:" if len(self) > _SHOWN else ""
         rows = [(b.url, b.label, f"{b.num_bytes:,}", b.reason, b.detail) for b in self[:_SHOWN]]
-        return self.summary + more, rows
+        summary = f"{len(self):,} of {self.num_checked:,} images cannot be used: {counted}."
+        return summary + more, rows
 
     def __repr__(self) -> str:
         summary, rows = self.shown()
@@ -89,47 +70,41 @@ class CheckResult(tuple[BadSample, ...]):
         return "\n".join([summary, *("  ".join(map(str.ljust, n, widths)).rstrip() for n in lines)])
 
 
-def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
-    """Read and decode every sample once, many at a time; see `Datastore.check`."""
-    total, bad = len(dataset), list[BadSample]()
-    with progress_to(on_progress, "Checking", total, "images") as report:
-        for place, error in enumerate(tried(dataset, range(total), lambda place, image: None)):
+def check(dataset: Any) -> CheckResult:
+    """Read and decode every sample of a datastore once, many at a time; see `Datastore.check`."""
+    bad = []
+    with progress("Checking", len(dataset), "images") as bar:
+        made = tried(dataset, range(len(dataset)), lambda place, image: None)
+        for place, error in enumerate(made):
             if error is not None:
                 # The table has a column for the URL.
                 detail = str(error).removeprefix(error.url).strip()
                 name, label = dataset.name(place), dataset.label(place)
                 num_bytes = dataset.num_bytes(place)
                 bad.append(BadSample(place, name, label, num_bytes, error.reason, detail))
-            report(place + 1, total)
-    return CheckResult(bad, total)
+            bar.advance()
+    return CheckResult(bad, len(dataset))
 
 
 def tried(
     dataset: Samples, places: Sequence[int], make: Callable[[int, Any], Any]
 ) -> Iterator[Any | SampleError]:
-    """For each place, in order, what `make(place, input)` gives, or why it cannot be read."""
-    reading = cast(Samples, _Tried(dataset, make))
+    """For each place, in order, what `make(place, input)` gives, or why it cannot be read.
+
+    Many are read at once, and decoded by as many threads as this process has cores.
+    """
+    import torch
+
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def read(place: int) -> Any:
+        try:
+            fetched = dataset.fetch(place)
+            with permits:
+                return make(place, dataset.decode(place, fetched, None)[0])
+        except SampleError as error:
+            return error
+
     for start in range(0, len(places), _CHUNK):
-        yield from read_samples(reading, places[start : start + _CHUNK])
-
-
-@dataclass(frozen=True)
-class _Tried:
-    """A data set as `read_samples` reads it: an error is a sample, too."""
-
-    dataset: Samples
-    make: Callable[[int, Any], Any]
-
-    def fetch(self, place: int) -> Any:
-        try:
-            return self.dataset.fetch(place)
-        except SampleError as error:
-            return error
-
-    def decode(self, place: int, fetched: Any, draw: None) -> Any:
-        if isinstance(fetched, SampleError):
-            return fetched
-        try:
-            return self.make(place, self.dataset.decode(place, fetched, draw)[0])
-        except SampleError as error:
-            return error
+        with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
+            yield from pool.map(read, places[start : start + _CHUNK])

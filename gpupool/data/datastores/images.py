@@ -1,28 +1,21 @@
-"""Labelled images below a URL, one file each, as a torch map-style dataset. Runs anywhere.
-
-Made in the notebook, where it lists the files once; travels to the engines by pickle, where it
-reads them. Importing this loads no torch; reading an image does.
-"""
+"""Labelled images below a URL, one file each, as a torch map-style dataset. Runs anywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from gpupool.core.errors import DataError, DataNotFoundError
-from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
+from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo, Listing
+from gpupool.data.stores.interface import Listing
 
 
-class ImageDatastore(Datastore[Files]):
+class ImageDatastore(Datastore):
     """The images below `url` with a label each; immutable, every method gives a new datastore.
 
     The files are listed here, once, sorted by path; hidden ones are left out.
@@ -61,18 +54,13 @@ class ImageDatastore(Datastore[Files]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
-        by_folder = is_by_folder(labels)
-        listing = list_folder(folder)
-        warn_of_pictures((file.path for file in listing.files), extensions)
-        images = _images(folder, listing, tuple(extensions), by_folder)
-        paths = [image.path for image in images]
-        if labels is None:
-            kept, names = list(range(len(images))), tuple[str, ...]()
-            indices = np.full(len(images), NO_CLASS, np.int32)
-        else:
-            named = label_files(paths, lambda place: folder.name(paths[place]), labels, classes)
-            kept, indices, names = indexed(named, classes, not by_folder, folder.shown_url)
-        super().__init__(Files.of(folder, [images[place] for place in kept]), indices, names)
+        listing = find_files(folder, extensions, "images")
+        if isinstance(labels, str):
+            _check_folders(folder, listing)
+        files = Files.of(folder, listing.files)
+        paths = [image.path for image in listing.files]
+        kept, indices, names = labelled(paths, files.url, labels, classes)
+        super().__init__((files.take(kept),), indices, names)
 
 
 def list_folder(folder: Folder) -> Listing:
@@ -83,19 +71,27 @@ def list_folder(folder: Folder) -> Listing:
     return listing
 
 
-def _images(
-    folder: Folder, listing: Listing, extensions: tuple[str, ...], by_folder: bool
-) -> list[FileInfo]:
+def find_files(folder: Folder, extensions: Sequence[str], what: str) -> Listing:
+    """What lies below a folder, with the files that are `what`, by their extensions in any case.
+
+    Warns of pictures with others. Raises DataNotFoundError if there is none.
+    """
+    listing = list_folder(folder)
+    warn_of_pictures((file.path for file in listing.files), extensions)
     endings = tuple(extension.lower() for extension in extensions)
-    images = [file for file in listing.files if file.path.lower().endswith(endings)]
-    if not images:
+    files = [file for file in listing.files if file.path.lower().endswith(endings)]
+    if not files:
         raise DataNotFoundError(
-            f"{folder.shown_url} holds no images with extension {', '.join(extensions)}", "nothing"
+            f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"
         )
-    # A class without an image is a mistake that training would not show. Images may lie deeper: a
-    # folder at the top counts as filled by any image below it.
-    filled = {image.path.split("/")[0] for image in images if "/" in image.path}
-    empty = [name for name in listing.folders if name not in filled] if by_folder else []
+    return Listing(files, listing.folders)
+
+
+def _check_folders(folder: Folder, listing: Listing) -> None:
+    """Raise DataError if there is a class without an image, which training would not show."""
+    # Images may lie deeper: a folder at the top counts as filled by any image below it.
+    filled = {image.path.split("/")[0] for image in listing.files}
+    empty = [name for name in listing.folders if name not in filled]
     if empty:
         more = f" (nor do {len(empty) - 1} other folders)" if len(empty) > 1 else ""
         raise DataError(
@@ -103,4 +99,3 @@ def _images(
             "remove it, or pass labels= a function from an image's URL to its label",
             "empty class",
         )
-    return images

@@ -5,14 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.datastores.check import Labelled, tried
-from gpupool.data.reading.shards import Indices, keyed_generator
+from gpupool.data.datastores.check import tried
 
 if TYPE_CHECKING:
     import torch
@@ -53,16 +51,19 @@ class Preview(tuple[Picture, ...]):
         return "\n".join([self.title, *(f"{p.label:{width}}  {s:>13}  {p.url}" for p, s in shown)])
 
 
-def make_preview(dataset: Labelled, num_images: int, seed: int | None) -> Preview:
-    """Small pictures of some samples; see `Datastore.preview`."""
+def make_preview(dataset: Any, num_images: int) -> Preview:
+    """The first sample of each class, the second of each, ...; see `Datastore.preview`."""
     if not 1 <= num_images <= _MOST:
         raise OptionsError(f"num_images={num_images} must be in 1..{_MOST}")
-    chosen = _choose(dataset.labels, num_images, seed).tolist()
+    # Stable: within a class the order of the datastore stays, so the first image is the first.
+    order = np.argsort(dataset.labels, kind="stable")
+    counts = np.unique(dataset.labels, return_counts=True)[1]
+    turn = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # of its class
+    chosen = order[np.argsort(turn, kind="stable")][:num_images].tolist()
 
     def small(place: int, image: torch.Tensor) -> Picture:
         _, height, width = image.shape
-        name, label = dataset.name(place), dataset.label(place)
-        return Picture(_small_png(image), label, name, width, height)
+        return Picture(_small_png(image), dataset.label(place), dataset.name(place), width, height)
 
     pictures = [
         Picture(b"", dataset.label(place), dataset.name(place), problem=made.reason)
@@ -72,17 +73,6 @@ def make_preview(dataset: Labelled, num_images: int, seed: int | None) -> Previe
     ]
     shown = f"{len(pictures):,} of " if len(pictures) < len(dataset) else ""
     return Preview(pictures, f"{shown}{dataset!r}")
-
-
-def _choose(labels: NDArray[np.int64], number: int, seed: int | None) -> Indices:
-    """The first sample of each class, the second of each, ... ; or drawn; in that order."""
-    if seed is not None:
-        return keyed_generator(seed, 0).permutation(len(labels))[:number]
-    # Stable: within a class the order of the datastore stays, so the first image is the first.
-    order = np.argsort(labels, kind="stable")
-    counts = np.unique(labels, return_counts=True)[1]
-    turn = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)  # of its class
-    return order[np.lexsort((labels[order], turn))][:number]
 
 
 def _small_png(image: torch.Tensor) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from gpupool.data.reading.shards import Indices, keyed_generator
 
 
 def split(
-    labels: NDArray[np.int64], classes: Sequence[str], sizes: Sequence[float], seed: int | None
+    labels: NDArray[Any], classes: Sequence[str], sizes: Sequence[float], seed: int | None
 ) -> list[Indices]:
     """Each class cut alike: indices for each of `sizes`, and for the rest if any is left; sorted.
 
@@ -30,7 +31,7 @@ def split(
             "of images per label"
         )
     if not len(classes):
-        raise OptionsError("these images have no labels; use subset or partition")
+        raise OptionsError("these images have no labels; use subset")
     pieces = []
     for index, name in enumerate(classes):
         own = np.flatnonzero(labels == index)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,12 +23,11 @@ from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.images import list_folder
-from gpupool.data.datastores.labels import Labels, indexed, is_by_folder, label_files
+from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files, Texts
 from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_left_out, warn_of_pictures
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
 
 # The name up to the first dot of its last part, and the rest.
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -37,7 +36,7 @@ _META = re.compile(r"__[^/]*__(/|$)")
 _COMPRESSED = (".bz2", ".gz", ".tgz", ".xz", ".zst")
 
 
-class TarDatastore(Datastore[Files]):
+class TarDatastore(Datastore):
     """The images in the tars at `url`, one label each; does all that an `ImageDatastore` does.
 
     The headers of the tars are read here, once, and kept in `~/.cache/gpupool` (XDG_CACHE_HOME)
@@ -70,49 +69,33 @@ class TarDatastore(Datastore[Files]):
     ) -> None:
         folder, tars = _find_tars(url, dict(storage_options or {}))
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
-        member, _, field = where.partition(":")
+        suffix, _, field = where.partition(":")
         endings = tuple(extension.lower() for extension in extensions)
-        images, names = list[_Image](), list[str]()
+        rows, paths, named, seen = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
         with progress("Reading headers", len(tars), "tars") as bar:
-            for tar, members in enumerate(list_members(folder, tars, member.lower(), bar.update)):
-                images += _images(tar, Tar(folder, tars[tar]), members, endings, member.lower())
-                names += [name for name, *_ in members if "/." not in f"/{name}"]
-        warn_of_pictures(names, extensions)
-        if not images:
+            for number, members in enumerate(list_members(tars, suffix.lower())):
+                tar = tars[number]
+                for image, label in _samples(tar, members, endings, suffix, field):
+                    rows.append((number, tar.file.version, image.size, image.start))
+                    paths.append(image.name)
+                    named.append(label)
+                seen += [member.name for member in members if "/." not in f"/{member.name}"]
+                bar.advance()
+        warn_of_pictures(seen, extensions)
+        if not rows:
             raise DataNotFoundError(
                 f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
                 f"{', '.join(extensions)}",
                 "nothing",
             )
-        if member:
-            named: list[str | None] = [_label(image, member, field) for image in images]
-        else:
-            paths = [image.member.name for image in images]
-            named = label_files(paths, lambda place: images[place].url, labels, classes)
-        kept, numbers, found = indexed(named, classes, not is_by_folder(labels), folder.shown_url)
-        chosen = [images[place] for place in kept]
-        rows = [
-            (image.tar, tars[image.tar].version, image.member.size, image.member.start)
-            for image in chosen
-        ]
-        items = Files(
-            tuple(Tar(folder, tar) for tar in tars),
-            Texts.of(image.member.name for image in chosen),
-            np.array(rows, Files.ROW),
-        )
-        super().__init__(items, numbers, found)
+        files = Files(tuple(tars), Texts.of(paths), np.array(rows, Files.ROW))
+        given = iter(named)
+        labels = (lambda url: next(given)) if suffix else labels
+        kept, indices, names = labelled(paths, files.url, labels, classes)
+        super().__init__((files.take(kept),), indices, names)
 
 
-class _Image(NamedTuple):
-    """The image of a sample, in which tar, and the text of the member with its label, if any."""
-
-    tar: int
-    url: str
-    member: Member
-    text: str | None
-
-
-def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileRef]]:
+def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[Tar]]:
     """The folder that was listed, and the tars in it that are meant, sorted by path."""
     place, pattern = os.fspath(url), "*.tar"
     parent, slash, last = place.rpartition("/")
@@ -122,9 +105,8 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileR
     folder = Folder(place, options)
     # One listing has sizes and versions of all. `*` means no folders below, as in a shell.
     files = [file for file in list_folder(folder).files if not is_named or "/" not in file.path]
-    tars = [
-        file.ref for file in files if fnmatch(file.path if is_named else file.path.lower(), pattern)
-    ]
+    chosen = (file for file in files if fnmatch(file.path.lower(), pattern.lower()))
+    tars = [Tar(folder, file.ref) for file in chosen]
     if not tars:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no {pattern}; compressed ones must be unpacked first, and "
@@ -137,31 +119,13 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileR
     return folder, tars
 
 
-def _images(
-    number: int, tar: Tar, members: Sequence[Member], endings: tuple[str, ...], suffix: str
-) -> Iterator[_Image]:
-    """The image of each sample of one tar."""
-    for key, sample in _samples(members):
-        # Extensions count in any case; of two members that differ in case only the later one.
-        own = {member.name.lower(): member for member in sample}
-        found = [member for name, member in own.items() if name.endswith(endings)]
-        if len(found) > 1:
-            url = tar.name(key)
-            raise DataError(
-                f"the sample {url} has {len(found)} images, {found[0].name} and {found[1].name}; "
-                "say which: extensions=[...]",
-                "several images",
-                url=url,
-            )
-        label = own.get(f"{key}{suffix}".lower()) if suffix else None
-        for member in found:
-            yield _Image(number, tar.name(member.name), member, label and label.text)
+def _samples(
+    tar: Tar, members: Iterable[Member], endings: tuple[str, ...], suffix: str, field: str
+) -> Iterator[tuple[Member, str]]:
+    """The image of each sample of a tar that has one, and its label, "" without a suffix.
 
-
-def _samples(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
-    """The samples of a tar: the key of each, and its members, as webdataset groups them.
-
-    Names without a dot, and those like `__this__` or in a folder `__this__/`, belong to no sample.
+    They are grouped as webdataset does: names without a dot, and those like `__this__` or in a
+    folder `__this__/`, belong to no sample. Of two names that differ in case the later one counts.
     """
     keyed = (
         (match[1], member)
@@ -170,31 +134,35 @@ def _samples(members: Iterable[Member]) -> Iterator[tuple[str, list[Member]]]:
     )
     # Only neighbours belong together: the same key further on is another sample.
     for key, found in groupby(keyed, itemgetter(0)):
-        yield key, [member for _, member in found]
+        sample = {member.name.lower(): member for _, member in found}
+        images = [member for name, member in sample.items() if name.endswith(endings)]
+        if len(images) > 1:
+            url = tar.name(key)
+            raise DataError(
+                f"the sample {url} has {len(images)} images, {images[0].name} and "
+                f"{images[1].name}; say which: extensions=[...]",
+                "several images",
+                url=url,
+            )
+        for image in images:
+            yield image, _label(tar, key, sample, suffix, field) if suffix else ""
 
 
-def _label(image: _Image, member: str, field: str) -> str:
-    """The label in the member beside an image."""
-    label: Any = (image.text or "").strip()
-    if not label:
-        raise DataError(
-            f"there is no {member} beside {image.url}, or nothing in it; say where the labels are: "
-            'labels=".cls", ".json:field", "foldernames", ...',
-            "no member",
-            url=image.url,
-        )
-    if not field:
-        return str(label)
+def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field: str) -> str:
+    """The label of a sample, in its member with that suffix."""
+    member = sample.get(f"{key}{suffix}".lower())
     try:
-        label = json.loads(label)[field]
+        text = member.text if member else ""
+        label = json.loads(text)[field] if field else text.strip()
         # A bool is an int for Python, but nobody means a class "True".
-        if isinstance(label, bool) or not isinstance(label, (str, int)):
-            raise TypeError(f"a label must be a text or an integer, not {reprlib.repr(label)}")
+        if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
+            raise TypeError(f"{reprlib.repr(label)} is no label")
         return str(label)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        url = tar.name(f"{key}{suffix}")
         raise DataError(
-            f"the {member} beside {image.url} has no field {field!r} that is a label "
-            f"({type(error).__name__}: {error})",
-            "no field",
-            url=image.url,
+            f"{url} is missing, or holds no label ({type(error).__name__}: {error}); say where the "
+            'labels are: labels=".cls", ".json:field", "foldernames", ...',
+            "no label",
+            url=url,
         ) from None

@@ -5,20 +5,16 @@ Never written beside the tars: only into the cache folder, keyed by URL, size an
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import tarfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
 from gpupool.data.cache.cache import Cached
 from gpupool.data.cache.cache_folder import cache_folder
-from gpupool.data.datastores.told import warn
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import reading_threads
 
@@ -64,28 +60,6 @@ class Tar:
         return self.source.read(self.file, start, file.size)
 
 
-def list_members(
-    source: Source, tars: Sequence[FileRef], suffix: str, on_progress: Callable[[int, int], None]
-) -> Iterator[list[Member]]:
-    """The members of each tar, in its order, many tars at once; those with a version come from the
-    cache folder if they were read before.
-
-    `suffix` of the members whose contents are kept too (".cls"; "" for none). Raises DataError for
-    a damaged tar, and what `Source.read` raises.
-    """
-    index: Source = _Index(source, suffix)
-    try:
-        index = Cached(index, _KEPT_GIB, str(cache_folder("tars")))
-        index.open()
-    except DataError as error:
-        warn(f"the index of the tars is not kept: {error}")
-        index = _Index(source, suffix)
-    with reading_threads(_AT_ONCE, "gpupool-index") as pool:
-        for done, packed in enumerate(pool.map(index.read, tars), start=1):
-            on_progress(done, len(tars))
-            yield [Member(*row) for row in json.loads(zlib.decompress(packed))]
-
-
 @dataclass(frozen=True)
 class _Index:
     """A `Source` that gives the members of a tar in the place of the tar, for a cache to keep."""
@@ -98,11 +72,23 @@ class _Index:
         return self.source.shown_url
 
     def name(self, path: str) -> str:
-        return f"{self.source.name(path)} {self.suffix}"
+        return f"{self.source.name(path)} members {self.suffix}"
 
     def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
-        members = read_members(Tar(self.source, file), self.suffix)
-        return zlib.compress(json.dumps(members).encode(), 1)
+        return json.dumps(read_members(Tar(self.source, file), self.suffix)).encode()
+
+
+def list_members(tars: Sequence[Tar], suffix: str) -> Iterator[list[Member]]:
+    """The members of each tar, in its order, many tars at once; those with a version come from the
+    cache folder if they were read before.
+
+    `suffix` of the members whose contents are kept too (".cls"; "" for none). Raises DataError for
+    a damaged tar or a folder that cannot be made, and what `Source.read` raises.
+    """
+    index = Cached(_Index(tars[0].source, suffix), _KEPT_GIB, str(cache_folder("tars")))
+    with reading_threads(_AT_ONCE, "gpupool-index") as pool:
+        for packed in pool.map(index.read, (tar.file for tar in tars)):
+            yield [Member(*row) for row in json.loads(packed)]
 
 
 def read_members(tar: Tar, suffix: str) -> list[Member]:
@@ -110,7 +96,7 @@ def read_members(tar: Tar, suffix: str) -> list[Member]:
     name = tar.source.name(tar.file.path)
     members = []
     try:
-        file = _Headers(_Ranges(tar), _RANGE_BYTES)
+        file: Any = _Headers(tar)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
             for found in opened:
@@ -145,44 +131,35 @@ def read_members(tar: Tar, suffix: str) -> list[Member]:
     return members
 
 
-class _Headers(io.BufferedReader):
+class _Headers:
     """A tar for tarfile: what lies between two headers comes with them, which is quicker than a
     request for each header.
     """
 
-    def read(self, size: int | None = -1) -> bytes:
-        """The bytes of a header, fewer only at the end."""
-        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
-        return super().read(size)
-
-    def at(self, position: int, wanted: int) -> bytes:
-        """The bytes from a position on, fewer only at the end."""
-        self.seek(position)
-        return super().read(wanted)
-
-
-class _Ranges(io.RawIOBase):
-    """A file on a store."""
-
     def __init__(self, tar: Tar) -> None:
-        self._tar = tar
+        from fsspec.caching import ReadAheadCache
+
+        def fetch(start: int, end: int) -> bytes:
+            return tar.source.read(tar.file, start, end - start)
+
+        self._ranges = ReadAheadCache(_RANGE_BYTES, fetch, tar.file.size)
         self._position = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        size = self._tar.file.size
-        self._position = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence, size) + offset
+    def tell(self) -> int:
         return self._position
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        length = min(len(buffer), max(0, self._tar.file.size - self._position))
-        if length:
-            buffer[:length] = self._tar.source.read(self._tar.file, self._position, length)
-        self._position += length
-        return length
+    def seek(self, position: int) -> None:
+        self._position = position
+
+    def read(self, size: int) -> bytes:
+        """The bytes of a header, fewer only at the end."""
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        data = self.at(self._position, size)
+        self._position += len(data)
+        return data
+
+    def at(self, position: int, size: int) -> bytes:
+        """The bytes from a position on, fewer only at the end."""
+        data: bytes = self._ranges._fetch(position, position + size)
+        return data

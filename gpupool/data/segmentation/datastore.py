@@ -6,25 +6,27 @@ reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from gpupool.core.errors import DataNotFoundError, OptionsError, SampleError
-from gpupool.core.progress import OnProgress
-from gpupool.data.datastores import splits
+from gpupool.core.errors import SampleError
+from gpupool.core.options.datasets import NO_CLASS
+from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
+from gpupool.data.datastores.check import tried
+from gpupool.data.datastores.images import find_files
 from gpupool.data.datastores.preview import Preview, make_preview
 from gpupool.data.datastores.table import Files
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
+from gpupool.data.datastores.told import IMAGE_EXTENSIONS
 from gpupool.data.reading.samples import Draw
-from gpupool.data.segmentation.masks import MaskClasses, decode_mask
-from gpupool.data.segmentation.pairs import FilePairs, Match, matched
+from gpupool.data.segmentation.masks import NUM_IDS, MaskClasses, decode_mask
+from gpupool.data.segmentation.pairs import Match, matched
 from gpupool.data.segmentation.patches import RandomPatches
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".webp")
 
 
-class SegmentationDatastore(Datastore[FilePairs]):
+class SegmentationDatastore(Datastore):
     """Images and their masks; immutable, every method gives a new datastore.
 
         ds = SegmentationDatastore("s3://streets/images", "s3://streets/masks",
@@ -40,7 +42,9 @@ class SegmentationDatastore(Datastore[FilePairs]):
         image, mask = ds[0]      # uint8 (3, height, width); int64 (height, width), class or -100
         patches = ds.random_patches(512, per_image=16)
 
-    Pixels of no class are -100, which torch's cross_entropy leaves out.
+    Pixels of no class are -100, which torch's cross_entropy leaves out. A transform gets image and
+    mask as torchvision's tv_tensors, so one of torchvision.transforms.v2 changes both alike. Where
+    it fills, masks need `fill={tv_tensors.Image: 0, tv_tensors.Mask: -100}`.
 
     Args:
         images_url: any fsspec URL, or a path.
@@ -58,6 +62,8 @@ class SegmentationDatastore(Datastore[FilePairs]):
     or no mask, or if any has no partner; OptionsError for what are no classes.
     """
 
+    mask_classes: MaskClasses
+
     def __init__(
         self,
         images_url: str,
@@ -69,50 +75,54 @@ class SegmentationDatastore(Datastore[FilePairs]):
         mask_extensions: Sequence[str] = MASK_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._mask_classes = MaskClasses.of(classes)
+        self.mask_classes = MaskClasses.of(classes)
         options = dict(storage_options or {})
         image_folder, mask_folder = Folder(images_url, options), Folder(masks_url, options)
-        images, masks = matched(
-            _files(image_folder, image_extensions, "images"),
-            _files(mask_folder, mask_extensions, "masks"),
-            match,
-            image_folder.name,
-            mask_folder.name,
-        )
-        pairs = FilePairs(Files.of(image_folder, images), Files.of(mask_folder, masks))
+        images = find_files(image_folder, image_extensions, "images").files
+        masks = find_files(mask_folder, mask_extensions, "masks").files
+        masks = matched((image_folder, images), (mask_folder, masks), match)
+        pairs = Files.of(image_folder, images), Files.of(mask_folder, masks)
         # Each sample has a label; here all have the one without a name.
-        super().__init__(pairs, np.zeros(len(pairs), np.int32), ("",))
+        super().__init__(pairs, np.zeros(len(images), np.int32), ("",))
 
     @property
     def classes(self) -> list[str]:
         """The names of the classes of pixels, by index; none where masks hold the indices."""
-        return list(self._mask_classes.names)
+        return list(self.mask_classes.names)
 
     @property
     def mask_paths(self) -> list[str]:
         """The URL of each mask."""
-        return [self.items.masks.url(row) for row in range(len(self))]
+        return list(map(self.files[1].url, range(len(self))))
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes)} classes, " if self.classes else ""
         return f"{type(self).__name__}({len(self):,} pairs, {classes}{self.url})"
 
-    def pixels(self, index: int, fetched: tuple[bytes, bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+    def fetch(self, index: int) -> tuple[bytes, ...]:
+        """The bytes of image and mask. Waits; may be called from many threads.
+
+        Raises SampleError, CredentialsError or DataError.
+        """
+        row = self._row(index)
+        return tuple(files.read(row) for files in self.files)
+
+    def pixels(self, index: int, fetched: tuple[bytes, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """Image (3, height, width) uint8 and mask (height, width) int16, of what was fetched.
 
         Raises SampleError if one is damaged, or if they differ in size.
         """
         from gpupool.data.reading.decode import decode
 
-        masks, row = self.items.masks, self._row(index)
+        mask_name = self.files[1].url(self._row(index))
         image = decode(fetched[0], self.name(index))
-        mask = decode_mask(fetched[1], masks.url(row), self._mask_classes)
+        mask = decode_mask(fetched[1], mask_name, self.mask_classes)
         if image.shape[1:] != mask.shape:
             have, has = (" x ".join(map(str, size)) for size in (image.shape[1:], mask.shape))
             raise SampleError(
-                f"{masks.url(row)} has {has} pixels, its image {self.name(index)} has {have}; "
+                f"{mask_name} has {has} pixels, its image {self.name(index)} has {have}; "
                 "store them in one size",
-                masks.url(row),
+                mask_name,
             )
         return image, mask
 
@@ -122,77 +132,52 @@ class SegmentationDatastore(Datastore[FilePairs]):
         `draw` keys the random numbers of the transform. Raises SampleError naming the file that is
         damaged, and what the transform raises.
         """
-        from gpupool.data.datastores.joint_transforms import transformed
         from gpupool.data.reading.augmentation import keyed_draws
+        from gpupool.data.segmentation.joint_transforms import transformed
 
         image, mask = self.pixels(index, fetched)
         with keyed_draws(draw, index):
             # int16 takes a quarter of the memory up to here; torch's losses want int64.
-            return transformed(self._transform, self.name(index), image, mask.long())
-
-    def with_transform(self, transform: Callable[..., Any] | None) -> Self:
-        """The same pairs, each passed through `transform(image, mask)`; None: as they are.
-
-        It gets torchvision's tv_tensors.Image and Mask, so one transform of
-        torchvision.transforms.v2 changes both alike. Where it fills, masks need
-        `fill={tv_tensors.Image: 0, tv_tensors.Mask: -100}` for pixels of no class.
-        """
-        return super().with_transform(transform)
+            return transformed(self.transform, self.name(index), image, mask.long())
 
     def split(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
         """A part for each of `sizes` (fractions, or numbers of pairs), and one for the rest if any.
 
         `seed=None` takes the first pairs, a number draws them.
         """
-        parts = splits.split(self.labels, [""], sizes, seed)
-        return tuple(self.subset(part) for part in parts)
-
-    def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
-        """Not of pairs, which have a class for each pixel: see `split`. Raises OptionsError."""
-        raise OptionsError("pairs of image and mask have no label each; use split(0.9, seed=0)")
-
-    def concat(self, *others: Self) -> Self:
-        """The pairs of this and others with the same classes, one after the other."""
-        for other in others:
-            # The same index would mean another class.
-            if getattr(other, "_mask_classes", None) != self._mask_classes:
-                raise OptionsError("concat takes datastores with the same classes=")
-        return super().concat(*others)
+        return self.split_each_label(*sizes, seed=seed)
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same pairs, with the indices that their classes have among `classes`.
 
         Raises OptionsError if these lack a class, or where masks hold the indices.
         """
-        return self._with(_mask_classes=self._mask_classes.among(classes))
+        return self._with(mask_classes=self.mask_classes.among(classes))
 
-    def count_each_label(self, on_progress: OnProgress | None = None) -> dict[str, int]:
+    def count_each_label(self) -> dict[str, int]:
         """How many pixels each class has, in the order of `classes`; reads every mask once.
 
         Where masks hold indices, their names are "0", "1", ... up to the largest there is. Pixels
-        of no class are not counted. `on_progress(done, total)` is called now and then.
+        of no class are not counted.
         """
-        from gpupool.data.segmentation.pixel_counts import count_pixels
+        total = np.zeros(NUM_IDS, np.int64)
+        with progress("Counting pixels", len(self), "masks") as bar:
+            for counts in tried(_PixelCounts(self), range(len(self)), lambda place, counts: counts):
+                if isinstance(counts, SampleError):
+                    raise counts
+                total[: len(counts)] += counts
+                bar.advance()
+        names = self.classes or map(str, range(total.nonzero()[0].max(initial=-1) + 1))
+        return dict(zip(names, total.tolist(), strict=False))
 
-        counts = count_pixels(self.items.masks, self._mask_classes, on_progress)
-        names = self.classes or [str(index) for index in range(len(counts))]
-        # Classes that no pixel has are counted too, as 0.
-        counts = np.append(counts, np.zeros(max(0, len(names) - len(counts)), np.int64))
-        return dict(zip(names, counts.tolist(), strict=True))
-
-    def preview(self, num_images: int = 16, seed: int | None = None) -> Preview:
+    def preview(self, num_images: int = 16) -> Preview:
         """Small pictures with their masks laid over: a grid in a notebook, lines elsewhere."""
-        from gpupool.data.datastores.joint_transforms import laid_over
+        from gpupool.data.segmentation.joint_transforms import laid_over
 
-        return make_preview(self.with_transform(laid_over), num_images, seed)
+        return make_preview(self.with_transform(laid_over), num_images)
 
     def random_patches(
-        self,
-        size: int | Sequence[int],
-        per_image: int,
-        *,
-        seed: int = 0,
-        open_pairs: int = 16,
+        self, size: int | Sequence[int], per_image: int, *, open_pairs: int = 16
     ) -> RandomPatches:
         """A data set of `per_image` patches of each pair: see `RandomPatches`.
 
@@ -200,26 +185,24 @@ class SegmentationDatastore(Datastore[FilePairs]):
         each rank holds in memory. A transform of this datastore is applied to the patches, after
         cutting.
         """
-        height, width = _height_and_width(size)
-        # Cut first: a transform of the whole picture would compute what no patch shows.
-        whole = self.with_transform(None)
-        return RandomPatches(whole, (height, width), per_image, seed, open_pairs, self._transform)
+        height, width = size if isinstance(size, Sequence) else (size, size)
+        sides = operator.index(height), operator.index(width)
+        return RandomPatches(self, sides, per_image, open_pairs)
 
 
-def _height_and_width(size: object) -> tuple[int, int]:
-    sides: list[Any] = list(size) if isinstance(size, Sequence) else [size, size]
-    if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
-        raise OptionsError(f"size={size!r} must be a number of pixels, or (height, width)")
-    return int(sides[0]), int(sides[1])
+@dataclass(frozen=True)
+class _PixelCounts:
+    """`Samples`: how many pixels of each class a mask has."""
 
+    pairs: SegmentationDatastore
 
-def _files(folder: Folder, extensions: Sequence[str], what: str) -> list[FileInfo]:
-    endings = tuple(extension.lower() for extension in extensions)
-    listed = folder.list_files().files
-    warn_of_pictures((file.path for file in listed), extensions)
-    files = [file for file in listed if file.path.lower().endswith(endings)]
-    if not files:
-        raise DataNotFoundError(
-            f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"
-        )
-    return files
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def fetch(self, row: int) -> bytes:
+        return self.pairs.files[1].read(row)
+
+    def decode(self, row: int, fetched: bytes, draw: Draw | None) -> tuple[Any, None]:
+        name = self.pairs.files[1].url(row)
+        pixels = decode_mask(fetched, name, self.pairs.mask_classes).numpy()
+        return np.bincount(pixels[pixels != NO_CLASS]), None

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options.datasets import NO_CLASS
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-NO_CLASS = -100  # what torch's cross_entropy leaves out by default
-_Values = NDArray[Any]
 # Pillow's modes of one channel, and of one with alpha, which means nothing in a mask.
 _GREY_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "LA", "PA")
 NUM_IDS = 2**16
@@ -34,7 +33,7 @@ _NUM_COLOURS = 2**24
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """What the pixels of masks mean: `values[i]` is an id or a colour of class `places[i]`.
+    """What the pixels of masks mean: of each id or colour the index of its class.
 
     Colours are numbers 0xRRGGBB. With `kind` "as is" pixels are class ids already, and the classes
     have no names.
@@ -42,8 +41,7 @@ class MaskClasses:
 
     kind: str
     names: tuple[str, ...] = ()
-    values: tuple[int, ...] = ()
-    places: tuple[int, ...] = ()
+    meaning: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, classes: Mapping[str, Any] | None) -> MaskClasses:
@@ -54,7 +52,7 @@ class MaskClasses:
         """
         if classes is None:
             return cls("as is")
-        listed = classes.values() if isinstance(classes, Mapping) else ()
+        listed = list(classes.values()) if isinstance(classes, Mapping) else []
         pairs = [
             (one, place)
             for place, value in enumerate(listed)
@@ -66,11 +64,11 @@ class MaskClasses:
                 f"classes={classes!r} must map each name to an id in 0..65535, or each to a colour "
                 "(red, green, blue) in 0..255, or to a list of several; or be None"
             )
-        twice = [one for one, num in Counter(one for one, _ in pairs).items() if num > 1]
-        if twice:
-            raise OptionsError(f"classes= gives {twice[0]} to two classes; give it to one")
-        values = tuple(int.from_bytes(o) if isinstance(o, tuple) else o for o, _ in pairs)
-        return cls(kinds.pop(), tuple(classes), values, tuple(place for _, place in pairs))
+        ((most, number),) = Counter(one for one, _ in pairs).most_common(1)
+        if number > 1:
+            raise OptionsError(f"classes= gives {most} to two classes; give it to one")
+        meaning = ((int.from_bytes(o) if isinstance(o, tuple) else o, place) for o, place in pairs)
+        return cls(kinds.pop(), tuple(classes), tuple(meaning))
 
     def among(self, names: Sequence[str]) -> MaskClasses:
         """The same pixels, with the indices of these names.
@@ -83,31 +81,23 @@ class MaskClasses:
             raise OptionsError(
                 f"the masks have {own}, and classes={list(names)!r} does not hold that"
             )
-        place = [names.index(name) for name in self.names]
-        places = tuple(place[old] for old in self.places)
-        return MaskClasses(self.kind, tuple(names), self.values, places)
-
-    def class_of(self, values: _Values) -> _Values:
-        """The class of each pixel, NO_CLASS for values of none; int16 unless ids are larger."""
-        if self.kind == "as is":
-            # int16 holds ids of 8 bits, but not all of 16.
-            return values.astype(np.int16 if values.dtype.itemsize == 1 else np.int32)
-        table: _Values = _table(self)[values]
-        return table
+        meaning = ((value, names.index(self.names[place])) for value, place in self.meaning)
+        return MaskClasses(self.kind, tuple(names), tuple(meaning))
 
 
 @lru_cache(maxsize=4)
-def _table(classes: MaskClasses) -> _Values:
+def _table(classes: MaskClasses) -> NDArray[np.int16]:
     """From each possible value to its class: 32 MiB for colours, once in a process."""
     table = np.full(NUM_IDS if classes.kind == "ids" else _NUM_COLOURS, NO_CLASS, np.int16)
-    table[list(classes.values)] = classes.places
+    for value, place in classes.meaning:
+        table[value] = place
     return table
 
 
 def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
     """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
 
-    Pixels of no class are NO_CLASS. Raises SampleError as `open_image`, and if the file has colours
+    Pixels of no class are -100. Raises SampleError as `open_image`, and if the file has colours
     where ids are expected.
     """
     import torch
@@ -116,21 +106,18 @@ def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
 
     with open_image(data, name, "a mask") as image:
         values = _values(image, classes)
-    return torch.from_numpy(classes.class_of(values))
+    if classes.kind != "as is":
+        return torch.from_numpy(_table(classes)[values])
+    # int16 holds ids of 8 bits, but not all of 16.
+    return torch.from_numpy(values.astype(np.int16 if values.dtype.itemsize == 1 else np.int32))
 
 
-def _values(image: Image.Image, classes: MaskClasses) -> _Values:
+def _values(image: Image.Image, classes: MaskClasses) -> NDArray[Any]:
     """The ids or colours of the pixels, as integers."""
     if classes.kind == "colours":
-        if image.mode == "P":  # 256 colours to look up instead of millions of pixels
-            palette = np.zeros((256, 3), np.int32)
-            own = np.array(image.getpalette("RGB"), np.int32).reshape(-1, 3)
-            # A file may hold fewer than 256 colours.
-            palette[: len(own)] = own
-            looked_up: _Values = _joined(palette)[np.asarray(image)]
-            return looked_up
-        colours: _Values = np.asarray(image.convert("RGB"), np.int32)
-        return _joined(colours)
+        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int32), -1, 0)
+        joined: NDArray[np.int32] = red << 16 | green << 8 | blue
+        return joined
     if image.mode not in _GREY_MODES:
         raise ValueError(
             f"it is a colour image ({image.mode}); give classes= from names to colours, "
@@ -144,12 +131,6 @@ def _values(image: Image.Image, classes: MaskClasses) -> _Values:
     if values.size and not 0 <= int(values.min()) <= int(values.max()) < NUM_IDS:
         raise ValueError("its ids are not in 0..65535")
     return values
-
-
-def _joined(colours: _Values) -> _Values:
-    """Red, green and blue in the last dimension as one number."""
-    joined: _Values = colours[..., 0] << 16 | colours[..., 1] << 8 | colours[..., 2]
-    return joined
 
 
 def _kind_of(value: Any) -> str:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpupool.core.errors import OptionsError, SampleError
+from gpupool.data.datastores.base import Sample
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, read_samples
 from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
@@ -26,38 +26,28 @@ from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
 if TYPE_CHECKING:
     import torch
 
-Transform = Callable[[Any, Any], tuple[Any, Any]]
-
 
 class RandomPatches:
     """`per_image` patches of each pair, image and mask cut at the same place: a map-style dataset
     of `len(pairs) * per_image` samples (uint8 (3, height, width), int64 (height, width)).
 
-    Where they are cut, and what `transform` draws, depends on `seed` and on the seed and epoch of
-    the training and the index of the sample alone; outside of a training, on `seed` and the index.
-    Patch p of pair i has the index `i * per_image + p`. `pairs` is a `SegmentationDatastore`.
+    Where they are cut, and what the transform of the pairs draws, depends on the seed and epoch of
+    the training and the index of the sample alone; outside of a training, on the index.
+    Patch p of pair i has the index `i * per_image + p`.
 
-    In training, a batch mixes `open_pairs` pairs. A rank reads a pair once an epoch, if at all, and
-    holds about so many in memory.
+    `pairs` is a `SegmentationDatastore`. In training, a batch mixes `open_pairs` pairs. A rank
+    reads a pair once an epoch, if at all, and holds about so many in memory.
 
     An image smaller than the patch is an error: padding would train on pixels that are not there.
     """
 
-    def __init__(
-        self,
-        pairs: Any,
-        size: tuple[int, int],
-        per_image: int,
-        seed: int,
-        open_pairs: int,
-        transform: Transform | None,
-    ) -> None:
+    def __init__(self, pairs: Any, size: tuple[int, int], per_image: int, open_pairs: int) -> None:
         numbers = {"per_image": per_image, "open_pairs": open_pairs, "size": min(size)}
         for name, value in numbers.items():
             if value < 1:
                 raise OptionsError(f"{name}={value} must be at least 1")
-        self._pairs, self._size, self._per_image = pairs, size, per_image
-        self._seed, self._num_open, self._transform = seed, open_pairs, transform
+        self._pairs, self._size = pairs, size
+        self._per_image, self._num_open = per_image, open_pairs
         # Where a pair gives few patches, the fetch threads are further ahead than a group.
         self._open = _OpenPairs(pairs, open_pairs + NUM_FETCH_THREADS // per_image + 1)
 
@@ -68,11 +58,11 @@ class RandomPatches:
         height, width = self._size
         return f"RandomPatches({len(self):,} of {height} x {width} from {self._pairs!r})"
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> Sample:
         """One patch: image and mask, or what the transform made of them."""
         return self.__getitems__([operator.index(index)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples of a batch, in order; torch's DataLoader calls this."""
         return read_samples(self, indices)
 
@@ -88,17 +78,10 @@ class RandomPatches:
         found: Normalization | None = self._pairs.normalization
         return found
 
-    def with_classes(self, classes: Sequence[str]) -> Self:
+    def with_classes(self, classes: Sequence[str]) -> RandomPatches:
         """The same patches, with the indices that their classes have among `classes`."""
-        return self._of(self._pairs.with_classes(classes), self._transform)
-
-    def with_transform(self, transform: Transform | None) -> Self:
-        """The same patches, each passed through `transform(image, mask)`; None: as they are.
-
-        It gets torchvision's tv_tensors.Image and Mask, so that one transform of
-        torchvision.transforms.v2 changes both alike; pixels of no class are -100.
-        """
-        return self._of(self._pairs, transform)
+        pairs = self._pairs.with_classes(classes)
+        return RandomPatches(pairs, self._size, self._per_image, self._num_open)
 
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
         """In which order an epoch takes the patches: see the module."""
@@ -128,29 +111,21 @@ class RandomPatches:
 
     def decode(
         self, index: int, fetched: tuple[torch.Tensor, torch.Tensor], draw: Draw | None = None
-    ) -> tuple[Any, Any]:
+    ) -> Sample:
         """The patch. Raises SampleError if the image is smaller than that."""
-        from gpupool.data.datastores.joint_transforms import transformed
         from gpupool.data.reading.augmentation import keyed_draws
+        from gpupool.data.segmentation.joint_transforms import transformed
 
         image, mask = fetched
         name = self._pairs.name(self._pair_of(index))
-        given = draw or Draw(0, 0)
-        # Both seeds count: other patches in another training, and with another seed of theirs.
-        own = replace(given, seed=Draw(self._seed, given.seed).key(given.epoch))
-        with keyed_draws(own, index % len(self)):
+        with keyed_draws(draw or Draw(0, 0), index % len(self)):
             rows, columns = _box(image.shape[1:], self._size, name)
             # cloned, so that a patch does not keep the whole picture
             patch = image[:, rows, columns].clone(), mask[rows, columns].long()
-            return transformed(self._transform, name, *patch)
-
-    def _of(self, pairs: Any, transform: Transform | None) -> Self:
-        return type(self)(pairs, self._size, self._per_image, self._seed, self._num_open, transform)
+            return transformed(self._pairs.transform, name, *patch)
 
     def _pair_of(self, index: int) -> int:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} patches")
-        return index % len(self) // self._per_image
+        return range(len(self))[index] // self._per_image
 
 
 def _box(shape: Sequence[int], size: tuple[int, int], name: str) -> list[slice]:

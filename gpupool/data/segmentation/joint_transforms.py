@@ -31,20 +31,17 @@ def transformed(
             "a pair (image, mask)",
             "type",
         )
-    first, second = map(_plain, made)
+    first, second = (
+        one.as_subclass(torch.Tensor) if isinstance(one, tv_tensors.TVTensor) else one
+        for one in made
+    )
     return first, second
-
-
-def _plain(value: Any) -> Any:
-    return value.as_subclass(torch.Tensor) if isinstance(value, tv_tensors.TVTensor) else value
 
 
 def laid_over(image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The image with a colour for each class laid over it, and the mask; class 0 stays as it is."""
-    # Steps of the golden ratio; -100, which marks pixels without a class, is drawn as class 0.
-    hue = (mask.clamp(min=0) * 0.618034) % 1.0 * 6.0  # far apart for neighbours
-    offsets = torch.tensor([5.0, 3.0, 1.0])[:, None, None]
-    wheel = (hue + offsets) % 6.0
+    # Steps of the golden ratio, far apart for neighbours.
+    hue = (mask.clamp(min=0) * 0.618034) % 1.0 * 6.0
+    wheel = (hue + torch.tensor([5.0, 3.0, 1.0])[:, None, None]) % 6.0
     colour = 255 * (1 - torch.minimum(wheel, 4 - wheel).clamp(0, 1))
-    mixed = (0.5 * image + 0.5 * colour).to(torch.uint8)
-    return torch.where(mask > 0, mixed, image), mask
+    return torch.where(mask > 0, (0.5 * image + 0.5 * colour).to(torch.uint8), image), mask
