@@ -131,7 +131,8 @@ class Hooks:
 
     def _warn_of_board(self) -> None:
         if self._event_log.board is not None:
-            self._warn("tensorboard", self._event_log.board.failures())
+            failures = self._event_log.board.failures
+            self._warn("tensorboard", [failures.pop(0) for _ in range(len(failures))])
 
     def _close_board(self) -> None:
         if self._event_log.board is not None:
