@@ -36,24 +36,22 @@ class Trace:
     def stepped(self) -> None:
         """A step is complete."""
         self._num_steps += 1
-        options = self._options
-        if self._profile is not None and options is not None:
+        if self._profile is not None and self._options is not None:
             self._profile.step()  # marks the steps in the viewer
-            if self._num_steps == options.skip + options.steps:
-                self._write(options)
+            if self._num_steps == self._options.skip + self._options.steps:
+                self._write(self._options)
         self._begin_if_due()
 
     def end(self) -> str:
         """Training is over. Returns what there is to be said if the trace is not what was asked."""
-        options, num = self._options, self._num_steps
-        if options is not None and num < options.skip + options.steps:
-            asked = f"profile asks for steps {options.skip + 1} to {options.skip + options.steps}"
-            is_short = self._profile is not None
-            if is_short:
-                self._write(options)
-            told = "the trace is short" if is_short else "there is no trace"
-            return self._problem or f"{told}: {asked}, and training ended after {num}"
-        return self._problem
+        options = self._options
+        if options is None or self._num_steps >= options.skip + options.steps:
+            return self._problem
+        if self._profile is not None:
+            self._write(options)
+        asked = f"{options.skip + 1} to {options.skip + options.steps}"
+        short = f"the trace is short: profile asks for steps {asked}, training ended after "
+        return self._problem or short + str(self._num_steps)
 
     def drop(self) -> None:
         """Training has failed: end what was begun, so that another trace can begin."""
@@ -64,11 +62,11 @@ class Trace:
     def _begin_if_due(self) -> None:
         if self._options is None or self._num_steps != self._options.skip:
             return
-        activities = [ProfilerActivity.CPU]
+        kinds = {ProfilerActivity.CPU}
         if self._world.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+            kinds.add(ProfilerActivity.CUDA)
         # without `acc_events` some versions warn of cycles, of which there is one here
-        self._profile = profile(activities=activities, acc_events=True)
+        self._profile = profile(activities=kinds, acc_events=True)
         self._profile.start()
 
     def _write(self, options: Profile) -> None:

@@ -44,7 +44,7 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
 
-FORMAT = 4
+FORMAT = "4"
 _MARK = b"gpupool checkpoint\n"
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
 _OF_RUN = ("step", "epoch", "samples_done", "kept", "kept_step")  # plain, or replaced as a whole
@@ -64,20 +64,16 @@ class Checkpoints:
     """
 
     def __init__(self, url: str, keep: int = 2) -> None:
-        self._target, self._keep = Target(url), keep
+        self.target, self._keep = Target(url), keep
         self._thread: threading.Thread | None = None  # of the newest
         self._own: set[str] = set()  # what may be removed
         self._replaced: set[str] = set()  # of another training: goes when there is a new one
         self.news: list[events.CheckpointEvent | events.WarningEvent] = []
         self.passed_over: dict[str, DataError] = {}
 
-    def url(self, name: str) -> str:
-        """The printable URL of a checkpoint."""
-        return self._target.name(name)
-
     def names(self) -> list[str]:
         """The files that are named as checkpoints, the newest last. Raises DataError."""
-        return sorted(filter(_NAME.fullmatch, self._target.names()), key=step_of)
+        return sorted(filter(_NAME.fullmatch, self.target.names()), key=step_of)
 
     def check(self, step: int = 0, overwrite: bool = False) -> None:
         """Write something there and read it back; what comes is later than `step`.
@@ -87,14 +83,14 @@ class Checkpoints:
         Raises DataError, or TrainingError if there are some of a later step, which new ones would
         be mixed up with.
         """
-        self._target.check()
-        ends = {name: self._target.end(name, len(_MARK))[0] for name in self.names()}
+        self.target.check()
+        ends = {name: self.target.end(name, len(_MARK))[0] for name in self.names()}
         own = {name for name in ends if ends[name] == _MARK and name not in self.passed_over}
         self._replaced = {name for name in own if step_of(name) > step}
         self._own = own - self._replaced
         if self._replaced and not overwrite:
             raise TrainingError(
-                f"{self.url(max(self._replaced, key=step_of))} is there already, and this "
+                f"{self.target.name(max(self._replaced, key=step_of))} is there already, and this "
                 f"training begins after step {step}. resume='auto' continues from it; "
                 "overwrite=True starts from scratch and removes it later; or give another folder."
             )
@@ -129,14 +125,14 @@ class Checkpoints:
     def _write(self, step: int, data: bytes) -> None:
         name = f"step-{step:08}.pt"
         # Any file that is there may be another program's, but for those that are replaced.
-        while not self._target.put(name, data, is_new=name not in self._replaced):
+        while not self.target.put(name, data, is_new=name not in self._replaced):
             name = name.replace("-", "-0")  # the step is the same
         self._own.add(name)
         old = {*sorted(self._own, key=step_of)[: -self._keep], *self._replaced} - {name}
         self._own, self._replaced = self._own - old, set()
         for one in old:  # last: there is always a complete one
-            self._target.remove(one)
-        self.news.append(events.CheckpointEvent(step, self.url(name)))
+            self.target.remove(one)
+        self.news.append(events.CheckpointEvent(step, self.target.name(name)))
 
     @contextlib.contextmanager
     def _failing(self, step: int) -> Iterator[None]:
@@ -178,7 +174,7 @@ class Checkpoints:
 
     def load(self, name: str) -> dict[str, Any]:
         """The state in the checkpoint of this name; tensors on the CPU. Raises DataError."""
-        content, url, found = self._target.get(name), self.url(name), None
+        content, url, found = self.target.get(name), self.target.name(name), None
         if _is_whole(content):
             found = read_without_code(content, url, "state of a training")
         if not isinstance(found, dict):
@@ -213,11 +209,12 @@ def _is_whole(content: bytes) -> bool:
 
 
 def _identity(run: Run, dataset: Dataset) -> dict[str, str]:
-    """What makes the order of the samples, and the kind of training, each in words."""
+    """What makes the order of the samples, and the kind of training: what must be as before."""
     options, num = run.options, num_samples(dataset)
     numbers: Any = options.weights  # one for each sample: too many to be kept
     is_cut_anew = hasattr(dataset, "epoch_order")  # for each size of a batch
     return {name: repr(getattr(options, name)) for name in ("seed", "shuffle", "normalize")} | {
+        "format": FORMAT,
         "data": f"{num:,} samples" if num else "a stream",
         "classes": ", ".join(map(str, getattr(dataset, "classes", None) or ())),
         "batch_size": str(options.batch_size) if is_cut_anew else "any",
@@ -309,7 +306,6 @@ class Saving:
             "ema": run.ema and run.ema.state_dict(),
         }
         fixed = {name: getattr(run, name) for name in _OF_RUN} | {
-            "format": FORMAT,
             "training": _identity(run, self._dataset),
             "elapsed_s": reporter.elapsed_s,
             "judge": run.early_stopping.state_dict(),
@@ -333,7 +329,7 @@ class Saving:
             fail_together(run.world, lambda: self._restore(*found), "resume: ")
         if files is not None:
             for name in files.passed_over:
-                words = f"{files.url(name)} is cut short or damaged, and was passed over."
+                words = f"{files.target.name(name)} is cut short or damaged, and was passed over."
                 run.reporter.emit(events.WarningEvent("resume", words, run.step))
             check = partial(files.check, run.step, run.options.overwrite)
             on_first(run.world, check, "checkpoint: ")
@@ -342,14 +338,16 @@ class Saving:
 
     def _restore(self, url: str, state: dict[str, Any]) -> None:
         """Make `run` what it was when `state` was captured, on however many ranks."""
-        run = self._run
-        if state.get("format") != FORMAT:
-            raise TrainingError(
-                f"{url} has format {state.get('format')}, this version of gpupool reads {FORMAT}; "
-                "resume with the version that has written it."
-            )
+        run, before = self._run, state.get("training", {})
         try:
-            self._refuse_another(url, state)
+            for name, now in _identity(run, self._dataset).items():
+                # Only within an epoch the size of a batch matters, as it cuts the order.
+                if before[name] != now and (name != "batch_size" or state["samples_done"]):
+                    raise TrainingError(
+                        f"{url} was made with {name}={cut(before[name])}, and this training has "
+                        f"{name}={cut(now)}. Give the same data in the same order and the same "
+                        "kind of training, or start from scratch without resume."
+                    )
             self._load(state)
             run.reporter.emit(events.ResumeEvent(run.step, url))
             if run.world.rank == 0:
@@ -363,25 +361,14 @@ class Saving:
                 "start from scratch without resume."
             ) from None
 
-    def _refuse_another(self, url: str, state: dict[str, Any]) -> None:
-        before = state["training"]
-        for name, now in _identity(self._run, self._dataset).items():
-            # Only within an epoch the size of a batch matters, as it cuts the order.
-            if before[name] != now and (name != "batch_size" or state["samples_done"]):
-                raise TrainingError(
-                    f"{url} was made with {name}={cut(before[name])}, and this training "
-                    f"has {name}={cut(now)}. Give the same data in the same order and the "
-                    "same kind of training, or start from scratch without resume."
-                )
-
     def _load(self, state: dict[str, Any]) -> None:
         run, gathered = self._run, state["optimizer"]
-        state_dicts.load(run.model, state["model"])
         if isinstance(run.options.optimizer, str):
             # Its options are those of now. One of the user's may keep there what it has gathered.
             old, new = gathered["param_groups"], run.optimizer.state_dict()["param_groups"]
             groups = [now | {"params": one["params"]} for now, one in zip(new, old, strict=True)]
             gathered = {**gathered, "param_groups": groups}
+        state_dicts.load(run.model, state["model"])
         run.optimizer.load_state_dict(gathered)
         if run.scaler is not None:
             run.scaler.load_state_dict(state["scaler"])
@@ -411,7 +398,7 @@ def _find(
     if own is None or options.resume not in ("auto", True):  # the URL of one checkpoint
         folder, _, name = str(options.resume).rstrip("/").rpartition("/")
         other = Checkpoints(folder or ".")
-        return other.url(name), fail_together(world, lambda: other.load(name), "resume: ")
+        return other.target.name(name), fail_together(world, lambda: other.load(name), "resume: ")
     newest: dict[str, dict[str, Any]] = {}  # by name: at most one, on the first rank
 
     def look() -> str:
@@ -423,12 +410,12 @@ def _find(
     name = on_first(world, look, "resume: ")
     if not name and options.resume is True:
         raise TrainingError(
-            f"resume: {own.url('')} holds no checkpoint; 'auto' starts from scratch."
+            f"resume: {own.target.name('')} holds no checkpoint; 'auto' starts from scratch."
         )
     if not name:
         return None
     state = fail_together(world, lambda: newest.get(name) or own.load(name), "resume: ")
-    return own.url(name), state
+    return own.target.name(name), state
 
 
 def resuming(options: TrainingOptions, world: World) -> TrainingOptions:

@@ -61,7 +61,7 @@ class EventLog:
         for first in range(0, len(events), _PART):
             self._emit_and_keep(events[first : first + _PART])
         if self.board is not None:
-            self.board.go_on(len(steps), steps[-1].elapsed_s if steps else 0.0)
+            self.board.go_on(len(steps))
 
     def _emit_and_keep(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -46,7 +46,7 @@ class Board:
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._written, self._buffer = bytearray(), io.BytesIO()
         self._records = RecordWriter(self._buffer)
-        self._num_images, self._seconds, self._flushed_at = 0, 0.0, time.monotonic()
+        self._flushed_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "gpupool-board")  # starts with the first part
         self.failures: list[str] = []
         self._write(file_version="brain.Event:2")
@@ -59,14 +59,10 @@ class Board:
         if time.monotonic() - self._flushed_at > FLUSH_EVERY_S:
             self.flush()
 
-    def go_on(self, step: int, elapsed_s: float) -> None:
-        """Training resumes after this step, which came after so many seconds.
-
-        TensorBoard then ignores what older files have of later steps.
-        """
+    def go_on(self, step: int) -> None:
+        """Training resumes after this step: what older files have of later ones is ignored."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        self._seconds = elapsed_s
         self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def flush(self) -> None:
@@ -93,10 +89,6 @@ class Board:
             part, numbers = "validation", numbers | event.metrics
         else:
             part, numbers["lr"] = "train", event.lr
-            self._num_images += event.num_samples
-            if (seconds := event.elapsed_s - self._seconds) > 1.0:
-                numbers["samples_per_s"] = self._num_images / seconds
-                self._num_images, self._seconds = 0, event.elapsed_s
         values = [
             Summary.Value(tag=f"{part}/{name}", simple_value=numbers[name]) for name in numbers
         ]

@@ -139,8 +139,11 @@ def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "step-00000001.pt").write_bytes(packed({"format": 99}))
-    with raises(TrainingError, "resume", " 99, "):
+    fitted(network(), checkpoint=str(tmp_path))
+    path = tmp_path / "step-00000008.pt"
+    state = Checkpoints(str(tmp_path)).load(path.name)
+    path.write_bytes(packed(state | {"training": state["training"] | {"format": "99"}}))
+    with raises(TrainingError, "resume", "format=99,"):
         fitted(network(), checkpoint=str(tmp_path), resume="auto")
 
 
