@@ -26,8 +26,8 @@ from .data.datastores.tar import TarDatastore as TarDatastore
 from .data.segmentation.datastore import SegmentationDatastore as SegmentationDatastore
 from .engine.batches.share import Share as Share
 from .engine.checkpoint.networks import load as load
+from .engine.checkpoint.networks import load_weights as load_weights
 from .engine.checkpoint.networks import save as save
-from .engine.checkpoint.weights import load_weights as load_weights
 from .engine.numerics.batch_norm import sync_batch_norm as sync_batch_norm
 from .engine.own_loop.metrics import Metrics as Metrics
 from .engine.own_loop.monitor import Monitor as Monitor

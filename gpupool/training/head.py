@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,19 +23,14 @@ _BESIDE = {"aux1", "aux2", "AuxLogits", "aux_classifier", "low_classifier"}
 def replace_head(model: Module, num_classes: int) -> Module:
     """A copy of `model` whose last layer has `num_classes` outputs and fresh weights.
 
-    The last `nn.Linear` in order of definition is replaced, or the last `nn.Conv2d` where a network
-    ends in one (SqueezeNet, segmentation), and likewise in auxiliary classifiers, if they have as
-    many outputs: right for the classifiers and segmentation networks of torchvision. A network of
-    timm replaces its own (`reset_classifier`). The other weights are kept.
+    The last `nn.Linear` is replaced, or the last `nn.Conv2d` where there is none, and likewise in
+    auxiliary classifiers; a network of timm replaces its own. The other weights are kept.
 
     With `learn_rate_factors={"fc.weight": 10, "fc.bias": 20}` the new layer learns faster than the
-    others, and with `{"*": 0, "fc.*": 1}` it learns alone.
-
-    Raises:
-        TrainingError: there is no such layer.
+    others, and with `{"*": 0, "fc.*": 1}` it learns alone. Raises TrainingError without a layer.
     """
     require_module(model)
-    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+    if not isinstance(num_classes, int) or num_classes < 1:
         raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
     # First of all: replacing layers of the caller's network would change it.
     changed: Any = copy_of(model)
@@ -44,15 +40,9 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)
         return changed  # type: ignore[no-any-return]
-    found = _heads(changed)
-    if not found:
-        raise TrainingError(
-            f"{type(model).__name__} has no linear or convolution layer to replace; put "
-            f"nn.Linear(..., {num_classes}) at its end yourself."
-        )
-    for name, old in found:
+    for name, old in _heads(changed):
         if not name:  # the network is that layer
-            return _like(old, num_classes)  # type: ignore[return-value]
+            return _like(old, num_classes)  # type: ignore[no-any-return]
         # `setattr` on the parent, as a module cannot be replaced through `named_modules`.
         parent, _, attribute = name.rpartition(".")
         setattr(changed.get_submodule(parent), attribute, _like(old, num_classes))
@@ -74,32 +64,30 @@ def _heads(model: Any) -> list[tuple[str, Any]]:
     """The last layer, by name, and those of auxiliary classifiers with as many outputs."""
     from torch import nn
 
-    # A segmentation network ends in its `classifier`, whatever comes after it by name.
-    other = "backbone." if hasattr(model, "backbone") and hasattr(model, "classifier") else None
-    parts: dict[str, list[tuple[str, Any]]] = {"": []}
-    for name, layer in model.named_modules():
-        if isinstance(layer, (nn.Linear, nn.Conv2d)) and not (other and name.startswith(other)):
-            part = next((one for one in name.split(".") if one in _BESIDE), "")
-            parts.setdefault(part, []).append((name, layer))
+    layers = {n: one for n, one in model.named_modules() if isinstance(one, (nn.Linear, nn.Conv2d))}
+    if hasattr(model, "backbone") and hasattr(model, "classifier"):
+        # A segmentation network ends in its `classifier`, whatever comes after it by name.
+        layers = {n: one for n, one in layers.items() if not n.startswith("backbone.")}
+    main = {n: one for n, one in layers.items() if _BESIDE.isdisjoint(n.split("."))}
     # A convolution is the head only where there is no linear layer at all (SqueezeNet).
-    linear = ([one for one in layers if isinstance(one[1], nn.Linear)] for layers in parts.values())
-    heads = [(some or layers)[-1:] for some, layers in zip(linear, parts.values(), strict=True)]
-    # Another number of outputs means another purpose: such a layer is no second classifier.
-    num = {_num_outputs(layer) for _, layer in heads[0]}
-    return [one for head in heads for one in head if _num_outputs(one[1]) in num]
+    names = [n for n, one in main.items() if isinstance(one, nn.Linear)] or list(main)
+    if not names:
+        raise TrainingError(f"{type(model).__name__} has no linear layer, or convolution.")
+    head = layers[names[-1]]
+    kind = type(head), len(head.weight)
+    beside = [
+        n for n in layers if n not in main and (type(layers[n]), len(layers[n].weight)) == kind
+    ]
+    return [(n, layers[n]) for n in (names[-1], *beside)]
 
 
-def _num_outputs(layer: Any) -> int:
-    return int(layer.out_features if hasattr(layer, "out_features") else layer.out_channels)
-
-
-def _like(old: Any, num_classes: int) -> nn.Module:
+def _like(old: Any, num_classes: int) -> Any:
+    """Another such layer, on the same device; its weights are those of a new one."""
     from torch import nn
 
-    # Else the new layer of a half-precision network, or of one on a GPU, would not fit the rest.
-    where = {"device": old.weight.device, "dtype": old.weight.dtype}
-    has_bias = old.bias is not None
-    if isinstance(old, nn.Linear):
-        return nn.Linear(old.in_features, num_classes, bias=has_bias, **where)
-    size = {"stride": old.stride, "padding": old.padding, "dilation": old.dilation}
-    return nn.Conv2d(old.in_channels, num_classes, old.kernel_size, bias=has_bias, **size, **where)
+    new = copy.deepcopy(old)
+    setattr(new, "out_features" if isinstance(old, nn.Linear) else "out_channels", num_classes)
+    for name, tensor in old.named_parameters(recurse=False):
+        setattr(new, name, nn.Parameter(tensor.new_empty(num_classes, *tensor.shape[1:])))
+    new.reset_parameters()
+    return new

@@ -1,14 +1,9 @@
-"""Networks in files, with all that is known of them: `save` and `load`. Runs anywhere.
+"""Networks and weights in files: `save`, `load` and `load_weights`. Runs anywhere.
 
-    gpupool.save(result.model, "s3://bucket/birds.pt")
-    network = gpupool.load("s3://bucket/birds.pt")
-    gpupool.predict(network, "s3://bucket/new/", names=True)
-
-The file is what `torch.save` makes of plain data: `state_dict` with the weights, under which other
-programs find them too; `network` with classes and normalization; `structure`, the bytes that
-`torch.save` makes of the network without its numbers. No code of a file is run: of a structure, the
-classes of networks that this process has are taken, and none of their constructors is called. A
-file of safetensors has the weights, and what is known as metadata.
+The file of a network is what `torch.save` makes of plain data: `state_dict` with the weights, under
+which other programs find them too; `network` with classes and normalization; `structure`, the bytes
+that `torch.save` makes of the network without its numbers. No code of a file is run: of a
+structure, the classes of networks that this process has are taken, and no constructor is called.
 """
 
 from __future__ import annotations
@@ -17,7 +12,6 @@ import contextlib
 import functools
 import importlib
 import io
-import json
 import os
 import threading
 from collections.abc import Mapping
@@ -30,14 +24,21 @@ from torch.nn import functional
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.network import NetworkInfo, give, info_of, without_wrappers
 from gpupool.core.progress import progress
+from gpupool.core.wire import state_dicts
 from gpupool.core.wire.pickles import copy_of
-from gpupool.core.wire.state_dicts import load as load_state
-from gpupool.core.wire.state_dicts import save as save_state
+from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.writable import Target
-from gpupool.engine.checkpoint import weights
+from gpupool.engine.checkpoint.weights import (
+    check_stored,
+    copied,
+    cut,
+    problem_of,
+    read_without_code,
+)
 
 FORMAT = 2
-_KEY = "gpupool"  # of the metadata of safetensors
+_NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
 _TRUSTED = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", "timm.", "__main__.")
 _NAMES = ("relu", "gelu", "silu", "elu", "leaky_relu", "tanh", "sigmoid", "softmax", "mish")
 _FUNCTIONS = {f"{f.__module__}.{f.__name__}": f for f in (getattr(functional, n) for n in _NAMES)}
@@ -54,32 +55,22 @@ def save(
     """Write a network with its weights, classes and normalization, in the place of an older file.
 
     `load` reads it; and so does `torch.load(url, weights_only=True)["state_dict"]`, without
-    gpupool. A URL that ends in ".safetensors" makes such a file.
+    gpupool. `url` is a path, or anything fsspec writes ("s3://bucket/birds.pt"); credentials come
+    from the environment unless `storage_options`, for fsspec, have them.
 
-    Args:
-        url: a path, or anything fsspec writes ("s3://bucket/birds.pt").
-        storage_options: for fsspec; credentials come from the environment unless given.
-
-    Raises:
-        TrainingError: the input is no network, or keeps beside its tensors what no file can hold.
-        DataError: the file cannot be written.
+    Raises TrainingError for what no file can hold; DataError if it cannot be written.
     """
     if not isinstance(model, nn.Module):
         raise TrainingError(f"model is a {type(model).__name__}, not a network.")
-    known = info_of(model)
-    model = without_wrappers(model)
-    state = weights.copied(model.state_dict())
-    target, name = weights.place_of(url)
+    target, name, shown = _place(url, storage_options)
+    if _is_safetensors(name):
+        raise TrainingError(f"{shown}: give another ending; safetensors.torch writes such files.")
+    known, model = info_of(model), without_wrappers(model)
     with progress(f"Saving {name}"):
-        if weights.is_safetensors(name):
-            content = _as_safetensors(state, known)
-        else:
-            file = io.BytesIO()
-            network, structure = known.plain(), _structure(model)
-            whole = {"format": FORMAT, "network": network, "structure": structure}
-            save_state(whole | {"state_dict": state}, file)
-            content = file.getvalue()
-        Target(target, storage_options or {}).put(name, content)
+        whole = {"format": FORMAT, "network": known.plain(), "structure": _structure(model)}
+        file = io.BytesIO()
+        state_dicts.save(whole | {"state_dict": copied(model.state_dict())}, file)
+        target.put(name, file.getvalue())
 
 
 def load(
@@ -94,20 +85,98 @@ def load(
     from the file. Any other comes as `model`, with any weights: a copy of it gets those of the
     file, which may then be a checkpoint of `train`, or anything that `load_weights` reads.
 
-    Raises:
-        DataError: the file cannot be read, is of another network, or needs `model`.
+    Raises DataError: the file cannot be read, is of another network, or needs `model`.
     """
-    content, shown = weights.read(url, storage_options)
-    found: Any = {}
-    if weights.is_safetensors(shown):
-        known = _metadata(content)
-    else:
-        found = weights.read_without_code(content, shown, "network")
-        found = found if isinstance(found, Mapping) else {}
-        known = NetworkInfo.of_plain(found.get("network"))
-    loaded = _made(found, shown) if model is None else weights.filled(model, content, shown)
-    give(loaded, known)
+    found, shown = _read(url, storage_options)
+    loaded = _made(found, shown) if model is None else _filled(model, found, shown)
+    give(loaded, NetworkInfo.of_plain(found.get("network") if isinstance(found, dict) else None))
     return loaded.eval()
+
+
+def load_weights(
+    model: nn.Module,
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A copy of `model` with the weights in a file: what `torch.save` made of a state dict, a
+    checkpoint with one in it (also of `train`), or a file of safetensors.
+
+    No code in the file is run (`weights_only=True`). Names that DDP, `torch.compile` or Lightning
+    have put before are taken off. `url` is a path, or anything fsspec reads ("https://...").
+
+    Raises DataError: the file cannot be read, or is of another network; it says which layers.
+    """
+    return _filled(model, *_read(url, storage_options))
+
+
+def _place(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> tuple[Target, str, str]:
+    """Folder and name of a file, and its printable URL; the query of a URL belongs to the name."""
+    path, mark, query = os.fspath(url).partition("?")
+    folder, slash, name = path.rpartition("/")
+    target, name = Target(folder or slash or ".", dict(storage_options or {})), name + mark + query
+    return target, name, target.name(name)
+
+
+def _is_safetensors(name: str) -> bool:
+    return name.partition("?")[0].endswith(".safetensors")
+
+
+def _read(
+    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> tuple[Any, str]:
+    """What a file holds, on the CPU, and its printable URL."""
+    target, name, shown = _place(url, storage_options)
+    with progress(f"Loading {name.partition('?')[0]}"):
+        content = target.read(FileRef(name, 0))
+    if not _is_safetensors(name):
+        return read_without_code(content, shown, "weights"), shown
+    try:
+        from safetensors.torch import load as from_bytes  # pip install safetensors
+
+        return from_bytes(content), shown
+    except Exception as error:  # of its header
+        why = f"{shown} gives no weights: {cut(str(error))}"
+        raise DataError(why, "no weights", url=shown) from None
+
+
+# ---- weights into a network --------------------------------------------------------------------
+
+
+def _filled(model: nn.Module, found: Any, shown: str) -> nn.Module:
+    """A copy of `model` with the weights in what a file holds."""
+    for nest in _NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
+            found = found[nest]
+    names = list(found) if isinstance(found, dict) else []
+    if not all(isinstance(name, str) for name in names) or not any(
+        isinstance(found[name], Tensor) for name in names
+    ):
+        why = f"{shown} holds a {type(found).__name__}, not the weights of a network by name"
+        raise DataError(why, "no weights", url=shown)
+    # A copy: the user's network is as it was if the file turns out to be another one's.
+    changed = copy_of(model)
+    try:
+        state_dicts.load(changed, _unprefixed(found, changed))
+    except RuntimeError as error:
+        why = f"the weights in {shown} are of another network: {problem_of(error)}"
+        raise DataError(why, "other network", url=shown) from None
+    return changed
+
+
+def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    own = model.state_dict()
+    while not set(weights) & set(own):
+        prefix = next((p for p in _PREFIXES if all(name.startswith(p) for name in weights)), None)
+        if prefix is None:
+            break
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
+
+
+# ---- a network without its numbers -------------------------------------------------------------
 
 
 def _structure(model: nn.Module) -> bytes | None:
@@ -125,34 +194,30 @@ def _structure(model: nn.Module) -> bytes | None:
         return None
 
 
-def _made(found: Mapping[str, Any], shown: str) -> nn.Module:
-    if not isinstance(found.get("structure"), bytes):
-        raise DataError(
-            f"{shown} holds weights without the network that they are of; make it, and "
-            "gpupool.load(url, model) fills it.",
-            "no network",
-            url=shown,
-        )
+def _made(found: Any, shown: str) -> nn.Module:
+    """The network in what a file holds."""
     try:
         model, state = _bare(found["structure"]), found["state_dict"]
         for name, tensor in model.state_dict(keep_vars=True).items():
             if isinstance(tensor, Tensor) and tensor.shape == state[name].shape:
                 tensor.data = state[name]
-        load_state(model, state)
+        state_dicts.load(model, state)
         return model
-    except _UntrustedError as error:
-        raise DataError(
-            f"{shown} needs {error}: only classes of torch.nn, torchvision, timm and this notebook "
-            "are made from a file. Make the network, and gpupool.load(url, model) fills it.",
-            "unknown class",
-            url=shown,
-        ) from None
     except Exception as error:  # a structure may be anything
         raise DataError(
-            f"{shown} holds no network that can be made ({type(error).__name__}); it is damaged.",
-            "damaged",
+            f"{shown} gives no network ({cut(f'{type(error).__name__}: {error}')}): only networks "
+            "of torch.nn, torchvision, timm and this notebook are made from the file of "
+            "gpupool.save. Make the network, and gpupool.load(url, model) fills it.",
+            "no network",
             url=shown,
         ) from None
+
+
+class _Uncallable(type):
+    """The class of classes without a constructor."""
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        raise TypeError(f"a call of {cls.__name__}")
 
 
 def _bare(structure: bytes) -> nn.Module:
@@ -161,7 +226,9 @@ def _bare(structure: bytes) -> nn.Module:
     torch calls what is allowed, with what the file likes. So it reads the file once with classes
     that nobody can call: a network needs none of its constructors to be called.
     """
-    found = {name: _allowed(name) for name in weights.globals_in(structure)}
+    check_stored(structure)
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(structure))
+    found = {name: _allowed(name) for name in names}
     for guards in (True, False):
         kinds: list[Any] = [
             (_Uncallable(one.__name__, (), {}) if guards and name not in _FUNCTIONS else one, name)
@@ -170,29 +237,12 @@ def _bare(structure: bytes) -> nn.Module:
         with _one_at_a_time, torch.serialization.safe_globals(kinds):
             model = torch.load(io.BytesIO(structure), map_location="cpu", weights_only=True)
     if not isinstance(model, nn.Module):
-        raise TypeError(type(model).__name__)
-    for module in model.modules():
-        for name, value in vars(module).items():
-            is_hook = name.endswith("hooks") and value and not isinstance(value, bool)
-            # Nor may a file put anything in the place of a method, or of what is called as one.
-            if is_hook or callable(getattr(type(module), name, None)) or "_call_impl" in name:
-                raise _UntrustedError(f"{name} of {type(module).__name__}")
+        raise TypeError(f"a {type(model).__name__}")
     return model
 
 
-class _UntrustedError(Exception):
-    """A structure has what no file may make."""
-
-
-class _Uncallable(type):
-    """The class of classes without a constructor."""
-
-    def __call__(cls, *args: Any, **named: Any) -> Any:
-        raise _UntrustedError(f"a call of {cls.__name__}")
-
-
 def _allowed(name: str) -> Any:
-    """A class of networks, or a function, by name; raises _UntrustedError for anything else."""
+    """A class of networks, or a function, by name; raises TypeError for anything else."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
     place, _, last = name.rpartition(".")
@@ -201,32 +251,5 @@ def _allowed(name: str) -> Any:
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(place), last, None)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise _UntrustedError(name)
+        raise TypeError(name)
     return found
-
-
-def _as_safetensors(state: Mapping[str, Any], known: NetworkInfo) -> bytes:
-    try:
-        from safetensors.torch import save as to_bytes
-    except ImportError:
-        raise DataError(
-            "to write safetensors, install it: pip install safetensors", "no safetensors"
-        ) from None
-    if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-        raise TrainingError(
-            f"a file of safetensors holds tensors alone, and {others[0]} is none; save the network "
-            "with another ending than .safetensors."
-        )
-    # Each tensor with memory of its own, as the format demands.
-    tensors = {name: value.clone().contiguous() for name, value in state.items()}
-    return bytes(to_bytes(tensors, {"format": "pt", _KEY: json.dumps(known.plain())}))
-
-
-def _metadata(content: bytes) -> NetworkInfo:
-    """What is known, of the header of a file of safetensors: eight bytes of length, then JSON."""
-    try:
-        size = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + size])
-        return NetworkInfo.of_plain(json.loads(header["__metadata__"][_KEY]))
-    except (ValueError, KeyError, TypeError, RecursionError):  # of another program
-        return NetworkInfo()

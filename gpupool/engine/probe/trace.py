@@ -24,10 +24,8 @@ class Trace:
 
     def __init__(self, options: Profile | None, world: World) -> None:
         self._options, self._world = options, world
-        self._profile: profile | None = None
-        self._num_steps = 0
-        self._is_written = options is None
-        self._problem = ""
+        self._profile: profile | None = None  # while it is recorded
+        self._num_steps, self._problem = 0, ""
 
     def check(self) -> None:
         """Make sure that it can be written. Raises DataError if not."""
@@ -37,62 +35,51 @@ class Trace:
 
     def stepped(self) -> None:
         """A step is complete."""
-        if self._is_written:
-            return
-        assert self._options is not None
         self._num_steps += 1
-        if self._profile is not None:
+        if self._profile is not None and self._options is not None:
             self._profile.step()  # marks the steps in the viewer
-        if self._num_steps == self._options.skip + self._options.steps:
-            self._write()
+            if self._num_steps == self._options.skip + self._options.steps:
+                self._write(self._options)
         self._begin_if_due()
 
     def end(self) -> str:
         """Training is over. Returns what there is to be said if the trace is not what was asked."""
-        if self._is_written:
+        options = self._options
+        if options is None or self._num_steps >= options.skip + options.steps:
             return self._problem
-        assert self._options is not None
-        asked = f"profile asks for steps {self._options.skip + 1} to "
-        asked += f"{self._options.skip + self._options.steps}"
-        if self._profile is None:
-            return f"there is no trace: {asked}, and training ended after {self._num_steps}"
-        self._write()
-        return (
-            self._problem
-            or f"the trace is short: {asked}, and training ended after {self._num_steps}"
-        )
+        if self._profile is not None:
+            self._write(options)
+        asked = f"{options.skip + 1} to {options.skip + options.steps}"
+        short = f"the trace is short: profile asks for steps {asked}, training ended after "
+        return self._problem or short + str(self._num_steps)
 
     def drop(self) -> None:
         """Training has failed: end what was begun, so that another trace can begin."""
         if self._profile is not None:
             self._profile.stop()
-        self._profile, self._is_written = None, True
+        self._profile, self._options = None, None
 
     def _begin_if_due(self) -> None:
-        options = self._options
-        if options is None or self._is_written or self._num_steps != options.skip:
+        if self._options is None or self._num_steps != self._options.skip:
             return
-        activities = [ProfilerActivity.CPU]
+        kinds = {ProfilerActivity.CPU}
         if self._world.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+            kinds.add(ProfilerActivity.CUDA)
         # without `acc_events` some versions warn of cycles, of which there is one here
-        self._profile = profile(activities=activities, acc_events=True)
+        self._profile = profile(activities=kinds, acc_events=True)
         self._profile.start()
 
-    def _write(self) -> None:
+    def _write(self, options: Profile) -> None:
         assert self._profile is not None
-        assert self._options is not None
-        self._is_written = True
         # Kernels that still run would be missing from the trace.
         devices.of(self._world.device).synchronize()
-        with progress("saving the profile"):
+        with progress("saving the profile"), tempfile.TemporaryDirectory() as folder:
             self._profile.stop()
-            with tempfile.TemporaryDirectory(prefix="gpupool-trace-") as folder:
-                path = Path(folder) / "trace.json"
-                self._profile.export_chrome_trace(str(path))
-                data = gzip.compress(path.read_bytes(), compresslevel=5)
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
             self._profile = None
+            data = gzip.compress(path.read_bytes(), compresslevel=5)
             try:
-                Target(self._options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
+                Target(options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
             except DataError as error:  # training continues without it
                 self._problem = f"a trace could not be written: {error}"

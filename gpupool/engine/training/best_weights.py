@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire.events import ValidationEvent
@@ -23,22 +22,22 @@ class BestWeights:
     """
 
     def __init__(self, run: Run, *, has_validation: bool) -> None:
-        options = run.options
-        self._run = run
-        self._keeps_best = options.keep == "best" or (options.keep == "auto" and has_validation)
-        self._finite: dict[str, Any] = {}
-        self._finite_step = 0
+        keep = run.options.keep
+        self._run, self._keeps_best = run, keep == "best" or (keep == "auto" and has_validation)
+        self._finite: tuple[dict[str, Any], int] = {}, 0  # and the step that they are of
 
     def begin(self) -> None:
         """Training begins, or resumes: the weights are finite so far."""
-        self._finite, self._finite_step = self._copy(), self._run.step
+        self._finite = copied(self._run.evaluated.state_dict()), self._run.step
 
     def add_validation(self, event: ValidationEvent) -> ValidationEvent:
         """The event, which says whether it is the best one; if so its weights are kept.
 
         Raises OptionsError, on every rank, if it lacks what the objective is.
         """
-        run, values = self._run, _values(event)
+        run = self._run
+        accuracy = {} if event.accuracy is None else {"accuracy": event.accuracy}
+        values = {"loss": event.loss, **event.metrics, **accuracy}
         if run.options.objective not in values:
             raise OptionsError(
                 f"objective={run.options.objective!r} is not among what a validation gives here: "
@@ -47,13 +46,18 @@ class BestWeights:
         if not run.early_stopping.add_validation(event.step, values):
             return event
         if self._keeps_best:
-            run.kept, run.kept_step = self._copy(), event.step
+            run.kept, run.kept_step = copied(run.evaluated.state_dict()), event.step
         return replace(event, is_best=True)
 
     def check_finite(self) -> bool:
         """Whether training may continue from these weights; it ends if not."""
         run = self._run
-        if not run.has_diverged and not _all_finite(list(run.model.parameters())):
+        # Frozen ones do not change: a mask of -inf among them is no divergence.
+        trained = [one for one in run.model.parameters() if one.requires_grad]
+        if (
+            not run.has_diverged
+            and not torch.stack([one.isfinite().all() for one in trained]).all()
+        ):
             run.reporter.emit(weights_warning(run.step))
             run.stopped_by = "diverged"
         return not run.has_diverged
@@ -61,36 +65,20 @@ class BestWeights:
     def keep_if_finite(self) -> bool:
         """As `check_finite`, and keep a copy of weights that are finite."""
         run = self._run
-        if not self.check_finite():
-            return False
-        if run.kept_step == run.step:  # one copy serves both
-            self._finite, self._finite_step = run.kept, run.step
-        else:
-            self._finite, self._finite_step = self._copy(), run.step
-        return True
+        if self.check_finite():
+            if run.kept_step == run.step:  # one copy serves both
+                self._finite = run.kept, run.step
+            else:
+                self.begin()
+        return not run.has_diverged
 
     def restore(self) -> None:
         """Give the network the weights that are kept."""
-        run = self._run
+        run, (finite, step) = self._run, self._finite
         if self._keeps_best and run.kept:
             load(run.model, run.kept)
-        elif run.has_diverged and self._finite:
-            load(run.model, self._finite)
-            run.kept_step = self._finite_step
+        elif run.has_diverged and finite:
+            load(run.model, finite)
+            run.kept_step = step
         elif run.ema is not None:
             load(run.model, run.ema.module.state_dict())
-
-    def _copy(self) -> dict[str, Any]:
-        return copied(self._run.evaluated.state_dict())
-
-
-def _values(event: ValidationEvent) -> dict[str, float]:
-    accuracy = {} if event.accuracy is None else {"accuracy": event.accuracy}
-    return {"loss": event.loss, **event.metrics, **accuracy}
-
-
-def _all_finite(parameters: list[Tensor]) -> bool:
-    """Whether no number of those that train is NaN or infinite."""
-    # Frozen ones do not change: a mask of -inf among them is no divergence.
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return bool(torch.stack([torch.isfinite(one).all() for one in trained]).all())

@@ -53,41 +53,29 @@ class EventLog:
 
     def replay(self, state: Mapping[str, Any]) -> None:
         """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
-        steps = [_step_event(*row) for row in state["steps"].tolist()]
-        done = 0
-        # In the order in which they came, as the client folds them in order.
-        for number, plain in [*state["others"], (len(steps), None)]:
-            for first in range(done, number, _PART):
-                self._emit_and_keep(steps[first : min(first + _PART, number)])
-            done = max(done, number)
-            if plain is not None:
-                self._emit_and_keep([from_dict(plain)])
+        steps, events, done = [_step_event(*row) for row in state["steps"].tolist()], [], 0
+        for number, plain in state["others"]:
+            events += [*steps[done:number], from_dict(plain)]
+            done = number
+        events += steps[done:]
+        for first in range(0, len(events), _PART):
+            self._emit_and_keep(events[first : first + _PART])
         if self.board is not None:
-            self.board.go_on(len(steps), steps[-1].elapsed_s if steps else 0.0)
+            self.board.go_on(len(steps))
 
     def _emit_and_keep(self, events: Sequence[Event]) -> None:
         for event in events:
+            is_news = isinstance(event, DataEvent) and (event.num_skipped or event.num_retried)
             if isinstance(event, StepEvent):
                 self._steps.extend(math.nan if one is None else one for one in astuple(event))
-            elif isinstance(event, _KEPT) or (isinstance(event, DataEvent) and _is_news(event)):
+            elif isinstance(event, _KEPT) or is_news:  # reads that went well are many events
                 # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
                 self._others.append((len(self._steps) // _NUM_FIELDS, to_dict(event)))
         self._emit(events)
 
 
-def _is_news(event: DataEvent) -> bool:
-    """Whether it has more than reads that went well, of which there are many events."""
-    return bool(event.num_skipped or event.num_retried)
-
-
 def _step_event(
-    step: float,
-    epoch: float,
-    loss: float,
-    accuracy: float,
-    lr: float,
-    num_samples: float,
-    *times_s: float,
+    step: float, epoch: float, loss: float, accuracy: float, lr: float, num: float, *times_s: float
 ) -> StepEvent:
     known = None if math.isnan(accuracy) else accuracy
-    return StepEvent(int(step), int(epoch), loss, known, lr, int(num_samples), *times_s)
+    return StepEvent(int(step), int(epoch), loss, known, lr, int(num), *times_s)

@@ -260,8 +260,7 @@ class _Training:
         steps = run.reporter.flush(by_clock=by_clock)
         requested = run.reporter.requested
         self.saving.report_news()
-        if self.board is not None:
-            self.warn("tensorboard", self.board.failures())
+        self.warn_of_board()
         diverged = None if run.has_diverged else loss_warning(steps)
         if diverged is not None:
             run.reporter.emit(diverged)
@@ -330,6 +329,11 @@ class _Training:
         for sentence in filter(None, sentences):
             self.run.reporter.emit(WarningEvent(about, sentence, self.run.step))
 
+    def warn_of_board(self) -> None:
+        """Emit what TensorBoard's file could not be given."""
+        failures = self.board.failures if self.board is not None else []
+        self.warn("tensorboard", [failures.pop(0) for _ in range(len(failures))])
+
     # ---- the end --------------------------------------------------------------------------------
 
     def leave_weights(self) -> None:
@@ -341,7 +345,7 @@ class _Training:
         """Before the last event, which TensorBoard does not keep."""
         if self.board is not None:
             self.board.close()
-            self.warn("tensorboard", self.board.failures())
+        self.warn_of_board()
 
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is after the last step, and it is known of which.

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
-import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import gpupool
 from gpupool import DataError, load_weights
 from tests.support.raising import raises
+
+State = dict[str, Tensor]
+
+
+def made(num_classes: int = 3) -> nn.Module:
+    """A layer of it is called as a prefix of others."""
+    layers = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, num_classes))
+    return nn.ModuleDict({"model": layers})
 
 
 def same(one: nn.Module, other: nn.Module) -> bool:
@@ -28,39 +34,60 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize(
-    "parts", list(itertools.permutations(("module.", "_orig_mod.", "model."), 2))
+    "wrapped",
+    [
+        lambda state: state,
+        lambda state: {"model": state, "epoch": 3},
+        lambda state: {"state_dict": {f"_orig_mod.{name}": one for name, one in state.items()}},
+        lambda state: {f"module._orig_mod.{name}": one for name, one in state.items()},
+        lambda state: {f"_orig_mod.module.{name}": one for name, one in state.items()},
+    ],
+    ids=["plain", "in a checkpoint", "compiled, in a checkpoint", "DDP", "compiled DDP"],
 )
-def test_prefixes_come_off_in_any_order(tmp_path: Path, parts: tuple[str, str]) -> None:
-    net, path = nn.Linear(8, 3), tmp_path / "w.pt"
-    torch.save({"".join(parts) + name: one for name, one in net.state_dict().items()}, path)
-    assert same(load_weights(nn.Linear(8, 3), path), net)
+def test_weights_come_from_a_file_as_others_write_it(
+    tmp_path: Path, wrapped: Callable[[State], Any]
+) -> None:
+    model, given, path = made(), made(), tmp_path / "w.pt"
+    torch.save(wrapped(model.state_dict()), path)
+    assert same(load_weights(given, path), model)
+    assert not same(given, model)
 
 
-def test_a_layer_may_be_called_as_a_prefix(tmp_path: Path) -> None:
-    def made() -> nn.Module:
-        return nn.ModuleDict({"model": nn.ModuleDict({"module": nn.Linear(8, 3)})})
-
-    net, path = made(), tmp_path / "w.pt"
-    torch.save(net.state_dict(), path)
-    assert same(load_weights(made(), path), net)
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
+    path, own = tmp_path / "w.pth", made().state_dict()
+    others: list[tuple[Any, tuple[str, ...]]] = [
+        (made(1000).state_dict(), ("model.2.weight", "[1000, 5]", "[3, 5]")),
+        (nn.Linear(4, 5).state_dict(), ("model.0.weight", '"weight"')),
+    ]
+    for odd in (torch.zeros(2), "text", torch.zeros(()).to_sparse()):
+        others.append((own | {"model.1.num_batches_tracked": odd}, ("num_batches_tracked",)))
+    for state, named in others:
+        torch.save(state, path)
+        with raises(DataError, named, kind="other network"):
+            load_weights(made(), path)
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("content", "kind", "shown"),
     [
-        (argparse.Namespace(lr=0.1), "argparse.Namespace"),
-        (np.float64(1), ".multiarray.scalar"),
-        (datetime.date(2026, 1, 1), "datetime.date"),
+        ({"args": argparse.Namespace(lr=0.1)}, "not safe", "argparse.Namespace"),
+        ([1, 2], "no weights", "list"),
+        (b"\xff" * 100, "not safe", ""),
+        (None, "missing", ""),
     ],
+    ids=str,
 )
-def test_what_stands_beside_weights_and_would_run_code_is_named(
-    tmp_path: Path, value: object, shown: str
+def test_a_file_without_weights_is_named(
+    tmp_path: Path, content: Any, kind: str, shown: str
 ) -> None:
-    path = tmp_path / "c.pt"
-    torch.save({"model": nn.Linear(8, 3).state_dict(), "args": value}, path)
-    advice = 'torch.save(checkpoint["model"], ...)'
-    with raises(DataError, shown, advice, kind="not safe") as caught:
-        load_weights(nn.Linear(8, 3), path)
+    path = tmp_path / "w.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with raises(DataError, "w.pth", shown, kind=kind) as caught:
+        load_weights(made(), path)
     assert str(caught.value).isprintable()
 
 
@@ -76,7 +103,7 @@ def served(tmp_path: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_an_address_may_have_a_query(served: str, tmp_path: Path) -> None:
+def test_safetensors_at_an_address_with_a_query(served: str, tmp_path: Path) -> None:
     net = nn.Linear(8, 3)
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     url = f"{served}/w.safetensors?of=a/b&X-Amz-Signature=feedf00d"
@@ -85,3 +112,6 @@ def test_an_address_may_have_a_query(served: str, tmp_path: Path) -> None:
     with raises(DataError, "weight", kind="other network") as caught:
         load_weights(nn.Linear(9, 3), url)
     assert "feedf00d" not in str(caught.value)
+    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
+    with raises(DataError, "w.safetensors", kind="no weights"):
+        load_weights(net, tmp_path / "w.safetensors")

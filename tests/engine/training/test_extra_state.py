@@ -14,7 +14,6 @@ from gpupool import SpmdError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import Event, WarningEvent
 from gpupool.core.wire.state_dicts import load
-from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.checkpoints import Checkpoints
 from gpupool.engine.training.loop import fit
@@ -62,39 +61,22 @@ class Counter(nn.Module):
         super()._load_from_state_dict(state, prefix, about, *rest)
 
 
-class Settings:
-    """What no file that is read without running code can hold."""
-
-    def __init__(self, word: str) -> None:
-        self.word = word
-
-
 class Configured(nn.Identity):
-    """Has settings from its second batch on; `from_start`: before."""
+    """Has, from a batch on, what no file that is read without running code can hold."""
 
-    def __init__(self, *, from_start: bool) -> None:
+    def __init__(self, word: Any, from_batch: int = 0) -> None:
         super().__init__()
-        self.settings = Settings("given") if from_start else None
-        self.batches = 0
+        self.word, self.batches_left = word, from_batch
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.batches += 1
-        if self.batches == 2:
-            self.settings = Settings("learnt")
+        self.batches_left -= 1
         return inputs
 
     def get_extra_state(self) -> Any:
-        return self.settings
+        return self.word if self.batches_left <= 0 else None
 
     def set_extra_state(self, state: Any) -> None:
-        self.settings = state
-
-
-class Unpicklable(nn.Identity):
-    """Makes what only lives in its process."""
-
-    def get_extra_state(self) -> Any:
-        return iter(i for i in range(3))
+        assert state is None
 
 
 def counting(**settings: Any) -> nn.Module:
@@ -120,12 +102,11 @@ def test_what_is_kept_is_of_the_step_that_is_kept(pools: Pools, settings: dict[s
 
 
 def test_it_goes_on_from_a_checkpoint_as_if_never_interrupted(pools: Pools, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"batch_size": 8, "ema": 0.5, "seed": 3}
-    whole = train_on(pools[2], counting(), samples(40), max_steps=9, epochs=2, **settings)
-    saved: dict[str, Any] = settings | {"checkpoint": str(tmp_path), "checkpoint_every": 3}
-    train_on(pools[2], counting(), samples(40), max_steps=3, epochs=2, **saved)
-    saved["resume"] = "auto"
-    result = train_on(pools[2], counting(), samples(40), max_steps=9, epochs=2, **saved)
+    settings: dict[str, Any] = {"batch_size": 8, "ema": 0.5, "epochs": 2}
+    whole = train_on(pools[2], counting(), samples(40), max_steps=9, **settings)
+    settings |= {"checkpoint": str(tmp_path), "resume": "auto"}
+    train_on(pools[2], counting(), samples(40), max_steps=3, **settings)
+    result = train_on(pools[2], counting(), samples(40), max_steps=9, **settings)
     assert batches(result.model) == batches(whole.model) == 9
     assert torch.equal(weights(result.model), weights(whole.model))
     assert result.warnings == []
@@ -142,42 +123,22 @@ def test_an_error_within_a_step_leaves_the_state_before_it(tmp_path: Path) -> No
     assert state["model"]["0._extra_state"]["batches"] == 3
 
 
-@pytest.mark.parametrize(
-    ("module", "named"),
-    [
-        (Configured(from_start=True), f"{__name__}.Settings"),
-        (Unpicklable(), "TypeError"),
-    ],
-    ids=["of a class", "no copy"],
-)
-def test_what_cannot_be_kept_is_said_before_training(
-    pools: Pools, module: nn.Module, named: str
-) -> None:
-    with raises(TrainingError, named):
-        train_on(pools[1], nn.Sequential(network(), module), samples(24))
+def test_what_cannot_be_kept_is_said_before_training(pools: Pools) -> None:
+    for word, named in ((Path(), "Path"), (iter([1]), "")):
+        with raises(TrainingError, named):
+            train_on(pools[1], nn.Sequential(network(), Configured(word)), samples(24))
 
 
 def test_what_a_checkpoint_cannot_hold_any_more_is_a_warning_that_names_it(tmp_path: Path) -> None:
     told: list[Event] = []
     options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path), checkpoint_every=1)
-    model = nn.Sequential(network(), Configured(from_start=False))
+    model = nn.Sequential(network(), Configured(Path(), from_batch=2))
     found = fit(model, samples(40), "cross_entropy", options, world=ALONE, emit=told.extend)
     assert found.step == 5
     warned = [event.message for event in told if isinstance(event, WarningEvent)]
     assert len(warned) == 4
-    assert f"{__name__}.Settings" in warned[0]
+    assert "Path" in warned[0]
     assert Checkpoints(str(tmp_path)).names() == ["step-00000001.pt"]
-
-
-def test_copies_have_the_versions_of_modules_and_are_not_changed_by_later_steps() -> None:
-    model = nn.Sequential(Counter(), nn.BatchNorm1d(8))
-    state, before = copied(model.state_dict()), model.state_dict()
-    model(torch.randn(4, 8))
-    assert state._metadata == before._metadata  # type: ignore[attr-defined]
-    assert state["0._extra_state"]["batches"] == 0 != batches(model)
-    assert float(state["1.num_batches_tracked"]) == 0
-    model.load_state_dict(state)
-    assert batches(model) == 0
 
 
 class Masked(nn.Module):

@@ -185,7 +185,7 @@ def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_p
     late = Profile(url=str(tmp_path / "late"), skip=5)
     result = train(pools[2], profile=late)
     assert result.warnings == [
-        "there is no trace: profile asks for steps 6 to 10, and training ended after 4"
+        "the trace is short: profile asks for steps 6 to 10, training ended after 4"
     ]
     short = Profile(url=str(tmp_path / "short"), skip=2, steps=5)
     result = train(pools[2], profile=short)

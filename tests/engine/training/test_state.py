@@ -45,6 +45,11 @@ def fitted(
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}, told
 
 
+def flat() -> nn.Module:
+    """A network of images of one pixel."""
+    return nn.Sequential(nn.Flatten(), *network())
+
+
 def losses(events: Sequence[Event]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepEvent)]
 
@@ -61,23 +66,16 @@ def losses(events: Sequence[Event]) -> list[float]:
         {"precision": "fp16"},
         {"precision": "bf16", "ema": 0.9},
         {"normalize": "fit"},
-        {"learn_rate_factors": {"2.*": 10, "0.bias": 0}, "weight_decay": 0.1},
+        {"learn_rate_factors": {"3.*": 10, "1.bias": 0}, "weight_decay": 0.1},
     ],
     ids=str,
 )
 def test_it_goes_on_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
-    folder = str(tmp_path)
-    model = network()
-    if "normalize" in settings:
-        model = nn.Sequential(nn.Flatten(), model)
-        inputs, targets = samples(30).tensors
-        data: Any = torch.utils.data.TensorDataset(inputs.view(30, 8, 1, 1).abs(), targets)
-    else:
-        data = None
-    saved = {"checkpoint": folder, "checkpoint_every": 1, "num_checkpoints": 8}
-    expected, told = fitted(model, data, **settings, **saved)
-    fresh = nn.Sequential(nn.Flatten(), network()) if data is not None else network()
-    weights, again = fitted(fresh, data, **settings, resume=f"{folder}/step-00000003.pt")
+    inputs, targets = samples(30).tensors
+    data = torch.utils.data.TensorDataset(inputs.view(30, 8, 1, 1).abs(), targets)
+    saved = {"checkpoint": str(tmp_path), "checkpoint_every": 1, "num_checkpoints": 8}
+    expected, told = fitted(flat(), data, **settings, **saved)
+    weights, again = fitted(flat(), data, **settings, resume=f"{tmp_path}/step-00000003.pt")
     assert weights == expected
     assert losses(again) == losses(told)
 
@@ -86,15 +84,12 @@ def test_skipped_samples_are_told_again_and_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpupool.core.options.training_options.MAX_SKIPPED", 0.2)
-    settings = {"on_error": "skip", "shuffle": "never"}
+    settings: dict[str, Any] = {"on_error": "skip", "shuffle": "never"}
     saved = {"checkpoint": str(tmp_path), "checkpoint_every": 1, "num_checkpoints": 8}
-    expected, told = fitted(network(torch.float64), Vectors(30, {3, 20}), **settings, **saved)
-    weights, again = fitted(
-        network(torch.float64),
-        Vectors(30, {3, 20}),
-        resume=f"{tmp_path}/step-00000002.pt",
-        **settings,
-    )
+    data, double = Vectors(30, {3, 20}), torch.float64
+    expected, told = fitted(network(double), data, **settings, **saved)
+    settings["resume"] = f"{tmp_path}/step-00000002.pt"
+    weights, again = fitted(network(double), data, **settings)
     assert weights == expected
     for events in (told, again):
         skipped = [event.skipped for event in events if isinstance(event, DataEvent)]
@@ -144,8 +139,11 @@ def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "step-00000001.pt").write_bytes(packed({"format": 99}))
-    with raises(TrainingError, "resume", " 99, "):
+    fitted(network(), checkpoint=str(tmp_path))
+    path = tmp_path / "step-00000008.pt"
+    state = Checkpoints(str(tmp_path)).load(path.name)
+    path.write_bytes(packed(state | {"training": state["training"] | {"format": "99"}}))
+    with raises(TrainingError, "resume", "format=99,"):
         fitted(network(), checkpoint=str(tmp_path), resume="auto")
 
 
