@@ -19,7 +19,7 @@ from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 
 NO_CLASS = -100  # of torch's cross_entropy
-_LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
+LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
 _SHOWN = 5
 
 
@@ -94,7 +94,7 @@ def labels_of(dataset: Any) -> Any:
         if hasattr(dataset, "datasets"):
             return np.concatenate(found)
         return found[0][np.asarray(dataset.indices, dtype=int)]
-    candidates = [getattr(dataset, name) for name in _LABELS if hasattr(dataset, name)]
+    candidates = [getattr(dataset, name) for name in LABELS if hasattr(dataset, name)]
     tensors = getattr(dataset, "tensors", None)
     candidates += [tensors[1]] if isinstance(tensors, (list, tuple)) and len(tensors) == 2 else []
     for values in candidates:
@@ -179,7 +179,7 @@ def _own_names(dataset: Any) -> tuple[str, ...]:
     names = getattr(dataset, "classes", None)
     features = getattr(dataset, "features", None)
     if names is None and isinstance(features, Mapping):
-        labels = [features[name] for name in _LABELS if name in features]
+        labels = [features[name] for name in LABELS if name in features]
         names = getattr(labels[0], "names", None) if len(labels) == 1 else None
     if not isinstance(names, (list, tuple)):
         return ()
@@ -207,7 +207,7 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
         raise OptionsError(f"weights does nothing: the order of a {kind} is its own. Leave it out.")
     if isinstance(options.weights, str):
         labels = labels_of(dataset)
-        columns = [one for one in _LABELS if one in (getattr(dataset, "column_names", None) or ())]
+        columns = [one for one in LABELS if one in (getattr(dataset, "column_names", None) or ())]
         if labels is None and columns:  # of Hugging Face
             labels = dataset[columns[0]]
         if labels is None:

@@ -251,7 +251,8 @@ class Folder:
 
 def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
     options = {}
-    if "max_concurrency" in _parameters(type(filesystem)):
+    kind: type = type(filesystem)
+    if "max_concurrency" in _parameters(kind):
         options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
     if length is None:
         data = filesystem.cat_file(full, **options)
@@ -263,6 +264,6 @@ def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
 
 
 @cache
-def _parameters(kind: type[Any]) -> frozenset[str]:
+def _parameters(kind: type) -> frozenset[str]:
     """What a file system's reading takes; to look takes as long as to read a small file."""
     return frozenset(inspect.signature(getattr(kind, "_cat_file", kind.cat_file)).parameters)

@@ -54,7 +54,12 @@ class Share:
 
 def num_samples(dataset: Dataset) -> int:
     """How many samples an epoch has; 0 if that is not known, of a stream without `len()`."""
-    return datasets.num_samples(dataset) or 0
+    try:
+        return len(dataset)
+    except TypeError:  # also of a map-style data set whose `__len__` is wrong: that is an error
+        if datasets.is_stream(dataset):
+            return 0
+        raise
 
 
 def cut_share(
