@@ -266,4 +266,6 @@ def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
 @cache
 def _parameters(kind: type) -> frozenset[str]:
     """What a file system's reading takes; to look takes as long as to read a small file."""
-    return frozenset(inspect.signature(getattr(kind, "_cat_file", kind.cat_file)).parameters)
+    reader: Any = kind
+    read = getattr(reader, "_cat_file", reader.cat_file)
+    return frozenset(inspect.signature(read).parameters)
