@@ -12,12 +12,11 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import v2
 
-from gpupool import Pool, SegmentationDatastore, SpmdError, TrainingOptions
+from gpupool import Pool, SegmentationDatastore, TrainingOptions
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.order import epoch_batches
 from tests.support.pools import Pools
-from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
 
 NUM_PAIRS = 8
@@ -111,23 +110,3 @@ def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
         assert result.history.loss == pytest.approx(losses, abs=1e-5, nan_ok=True)
         assert (weights(result.model) - weights(model)).abs().max() < 1e-4
         assert math.isfinite(result.history.validations[-1].loss)
-
-
-def test_a_value_that_means_nothing_is_named_where_masks_hold_the_indices(
-    pools: Pools, tmp_path: Path
-) -> None:
-    make_streets(tmp_path)
-    Image.new("L", (50, 40), 255).save(tmp_path / "masks" / "0.png")
-    folders = str(tmp_path / "images"), str(tmp_path / "masks")
-    streets = SegmentationDatastore(*folders)
-    with raises(SpmdError, " 255,", " 2 outputs", "classes={...}", "ignore_index=255"):
-        train_on(pools[2], network(), streets, batch_size=8, epochs=1)
-    outside = SegmentationDatastore(*folders, classes={"dark": 0, "bright": 1})
-    results = [
-        train_on(pools[2], network(), data, loss=loss, batch_size=4, epochs=1)
-        for data, loss in (
-            (outside, "cross_entropy"),
-            (streets, nn.CrossEntropyLoss(ignore_index=255)),
-        )
-    ]
-    assert torch.equal(*(weights(result.model) for result in results))
