@@ -251,7 +251,7 @@ class Folder:
 
 def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
     options = {}
-    if "max_concurrency" in _parameters(type(filesystem)):
+    if "max_concurrency" in _parameters(type(filesystem)):  # type: ignore[arg-type]  # a class is
         options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
     if length is None:
         data = filesystem.cat_file(full, **options)
