@@ -22,6 +22,8 @@ class Normalization(NamedTuple):
         """What a user gave; None for None. Raises OptionsError for what makes no sense."""
         if mean is None and std is None:
             return None
+        if mean is None or std is None:
+            raise OptionsError("with_normalization needs both mean and std, or None alone")
         means, stds = _numbers("mean", mean), _numbers("std", std)
         if not all(0 <= value <= 1 for value in means) or not all(0 < value <= 1 for value in stds):
             raise OptionsError(
@@ -32,10 +34,10 @@ class Normalization(NamedTuple):
         return cls(means * (size // len(means)), stds * (size // len(stds)))
 
 
-def _numbers(name: str, value: float | Sequence[float] | None) -> tuple[float, ...]:
+def _numbers(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
     try:
-        given = [value] if value is None or isinstance(value, (int, float)) else list(value)
-        numbers = tuple(map(float, given))  # type: ignore[arg-type]  # None is refused, too
+        given = [value] if isinstance(value, (int, float)) else list(value)
+        numbers = tuple(map(float, given))
     except (TypeError, ValueError):
         numbers = ()
     if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
