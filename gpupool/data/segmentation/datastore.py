@@ -18,9 +18,8 @@ from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.check import tried
-from gpupool.data.datastores.images import find_files
+from gpupool.data.datastores.images import find_files, table
 from gpupool.data.datastores.preview import Preview, make_preview
-from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS
 from gpupool.data.reading.samples import Draw
 from gpupool.data.segmentation.masks import NUM_IDS, MaskClasses, decode_mask
@@ -81,7 +80,7 @@ class SegmentationDatastore(Datastore):
         images = find_files(image_folder, image_extensions, "images").files
         masks = find_files(mask_folder, mask_extensions, "masks").files
         masks = matched((image_folder, images), (mask_folder, masks), match)
-        pairs = Files.of(image_folder, images), Files.of(mask_folder, masks)
+        pairs = table(image_folder, images), table(mask_folder, masks)
         # Each sample has a label; here all have the one without a name.
         super().__init__(pairs, np.zeros(len(images), np.int32), ("",))
 
