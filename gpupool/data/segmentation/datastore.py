@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -159,9 +158,14 @@ class SegmentationDatastore(Datastore):
         Where masks hold indices, their names are "0", "1", ... up to the largest there is. Pixels
         of no class are not counted.
         """
-        total = np.zeros(NUM_IDS, np.int64)
+        masks, total = self.files[1], np.zeros(NUM_IDS, np.int64)
+
+        def count(row: int, data: bytes) -> Any:
+            pixels = decode_mask(data, masks.url(row), self.mask_classes).numpy()
+            return np.bincount(pixels[pixels != NO_CLASS])
+
         with progress("Counting pixels", len(self), "masks") as bar:
-            for counts in tried(_PixelCounts(self), range(len(self)), lambda place, counts: counts):
+            for counts in tried(range(len(self)), masks.read, count):
                 if isinstance(counts, SampleError):
                     raise counts
                 total[: len(counts)] += counts
@@ -187,21 +191,3 @@ class SegmentationDatastore(Datastore):
         height, width = size if isinstance(size, Sequence) else (size, size)
         sides = operator.index(height), operator.index(width)
         return RandomPatches(self, sides, per_image, open_pairs)
-
-
-@dataclass(frozen=True)
-class _PixelCounts:
-    """`Samples`: how many pixels of each class a mask has."""
-
-    pairs: SegmentationDatastore
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def fetch(self, row: int) -> bytes:
-        return self.pairs.files[1].read(row)
-
-    def decode(self, row: int, fetched: bytes, draw: Draw | None) -> tuple[Any, None]:
-        name = self.pairs.files[1].url(row)
-        pixels = decode_mask(fetched, name, self.pairs.mask_classes).numpy()
-        return np.bincount(pixels[pixels != NO_CLASS]), None
