@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import progress
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
+from gpupool.data.reading.samples import NUM_FETCH_THREADS
 from gpupool.data.stores.threads import reading_threads
 
 _CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
@@ -73,9 +73,12 @@ class CheckResult(tuple[BadSample, ...]):
 def check(dataset: Any) -> CheckResult:
     """Read and decode every sample of a datastore once, many at a time; see `Datastore.check`."""
     bad = []
+
+    def decode(place: int, fetched: Any) -> None:
+        dataset.decode(place, fetched)  # what it gives would fill the memory
+
     with progress("Checking", len(dataset), "images") as bar:
-        made = tried(dataset, range(len(dataset)), lambda place, image: None)
-        for place, error in enumerate(made):
+        for place, error in enumerate(tried(range(len(dataset)), dataset.fetch, decode)):
             if error is not None:
                 # The table has a column for the URL.
                 detail = str(error).removeprefix(error.url).strip()
@@ -87,11 +90,11 @@ def check(dataset: Any) -> CheckResult:
 
 
 def tried(
-    dataset: Samples, places: Sequence[int], make: Callable[[int, Any], Any]
+    places: Sequence[int], fetch: Callable[[int], Any], make: Callable[[int, Any], Any]
 ) -> Iterator[Any | SampleError]:
-    """For each place, in order, what `make(place, input)` gives, or why it cannot be read.
+    """For each place, in order, what `make(place, fetch(place))` gives, or why it cannot be read.
 
-    Many are read at once, and decoded by as many threads as this process has cores.
+    Many are fetched at once, and made by as many threads as this process has cores.
     """
     import torch
 
@@ -99,9 +102,9 @@ def tried(
 
     def read(place: int) -> Any:
         try:
-            fetched = dataset.fetch(place)
+            fetched = fetch(place)
             with permits:
-                return make(place, dataset.decode(place, fetched, None)[0])
+                return make(place, fetched)
         except SampleError as error:
             return error
 

@@ -12,7 +12,7 @@ from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import Listing
+from gpupool.data.stores.interface import FileInfo, Listing
 
 
 class ImageDatastore(Datastore):
@@ -57,8 +57,8 @@ class ImageDatastore(Datastore):
         listing = find_files(folder, extensions, "images")
         if isinstance(labels, str):
             _check_folders(folder, listing)
-        files = Files.of(folder, listing.files)
         paths = [image.path for image in listing.files]
+        files = table(folder, listing.files)
         kept, indices, names = labelled(paths, files.url, labels, classes)
         super().__init__((files.take(kept),), indices, names)
 
@@ -85,6 +85,12 @@ def find_files(folder: Folder, extensions: Sequence[str], what: str) -> Listing:
             f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"
         )
     return Listing(files, listing.folders)
+
+
+def table(folder: Folder, found: Sequence[FileInfo]) -> Files:
+    """The files of a folder, in this order."""
+    rows = ((0, file.version, file.size, 0) for file in found)
+    return Files.of((folder,), (file.path for file in found), rows)
 
 
 def _check_folders(folder: Folder, listing: Listing) -> None:

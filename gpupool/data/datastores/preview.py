@@ -61,7 +61,8 @@ def make_preview(dataset: Any, num_images: int) -> Preview:
     turn = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # of its class
     chosen = order[np.argsort(turn, kind="stable")][:num_images].tolist()
 
-    def small(place: int, image: torch.Tensor) -> Picture:
+    def small(place: int, fetched: Any) -> Picture:
+        image: torch.Tensor = dataset.decode(place, fetched)[0]
         _, height, width = image.shape
         return Picture(_small_png(image), dataset.label(place), dataset.name(place), width, height)
 
@@ -69,7 +70,7 @@ def make_preview(dataset: Any, num_images: int) -> Preview:
         Picture(b"", dataset.label(place), dataset.name(place), problem=made.reason)
         if isinstance(made, SampleError)
         else made
-        for place, made in zip(chosen, tried(dataset, chosen, small), strict=True)
+        for place, made in zip(chosen, tried(chosen, dataset.fetch, small), strict=True)
     ]
     shown = f"{len(pictures):,} of " if len(pictures) < len(dataset) else ""
     return Preview(pictures, f"{shown}{dataset!r}")

