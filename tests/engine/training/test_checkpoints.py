@@ -163,8 +163,8 @@ def test_a_place_that_cannot_be_written_to_is_told_before_training(
     (tmp_path / "file").write_text("not a folder")
     os.environ.update(s3.env)
     cases = {
-        str(tmp_path / "file"): "there is a file",
-        str(tmp_path / "file" / "run"): "a part of the path",
+        str(tmp_path / "file"): "File exists",
+        str(tmp_path / "file" / "run"): "Not a directory",
         "/proc/run": "",
         "s3://no-such-bucket-here/run": "",
     }
@@ -192,7 +192,7 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> 
     written, failed = news(checkpoints)
     assert written == [1]
     assert (failed[0].kind, failed[0].url) == ("disk", str(tmp_path / "step-00000002.pt"))
-    assert "(ulimit -f)" in str(failed[0])
+    assert "File too large" in str(failed[0])
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
