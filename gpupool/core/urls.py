@@ -8,12 +8,12 @@ from urllib.parse import unquote
 from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import plain
 
-# Of these a bucket or a host follows: no local path begins so.
-_REMOTE = "s3|s3a|gs|gcs|abfs|abfss|az|oss|oci|hf|http|https|sftp|hdfs"
-_ONE_SLASH = re.compile(rf"({_REMOTE}):(?!//)/*(.*)", re.DOTALL)
-# fsspec would join what follows "file://" to the folder of the rank, the password in its name.
-_HOST = re.compile(r"(?:file|local)://(?!/)(.*)", re.DOTALL)
-_USER = re.compile(r"[^/:@]+:[^/@][^@]*@(.*)", re.DOTALL)
+# A bucket or host without its two slashes; a host before a local path, which fsspec would join to
+# the folder of the rank; a user and a password without a protocol, which would name a folder.
+_TYPO = re.compile(
+    "(s3|s3a|gs|gcs|abfs|abfss|az|oss|oci|hf|http|https|sftp|hdfs):(?!//)|(file|local)://(?!/)"
+    "|[^/:@]+:[^/@][^@]*@"
+)
 # Before the host of a URL; with a slash in the password, which should be quoted, if no port is
 # meant. All repeats that could begin anywhere are bounded, so that a long text takes no longer.
 _USERINFO = re.compile(
@@ -35,28 +35,13 @@ def refuse_typo(url: str, name: str = "") -> None:
     Args:
         name: of the option that it is given as, if it is one.
     """
-    # Masked in its right form: what has no two slashes is no URL in which a password is found.
-    if (found := _ONE_SLASH.fullmatch(url)) is not None:
-        meant = plain(without_passwords(f"{found[1]}://{found[2]}"))
-        problem = (
-            f"two slashes follow '{found[1]}:' in a URL. Did you mean {meant}? (A local "
-            f"folder of that name is written './{found[1]}:'.)"
+    if _TYPO.match(url):
+        shown = plain(without_passwords(re.sub(r".*@", "***@", url, flags=re.DOTALL)))
+        option = f"{name}: " if name else ""
+        raise OptionsError(
+            f"{option}{shown} is neither a URL, as s3://bucket/x or file:///path, "
+            "nor a path, as /path or ./name."
         )
-    elif (found := _HOST.match(url)) is not None:
-        shown = plain(without_passwords(url))
-        problem = (
-            f"{shown} names a host, and file:// reads this machine's files: a local path "
-            f"is written file:///path, with three slashes, or /path."
-        )
-    elif (found := _USER.match(url)) is not None:
-        problem = (
-            f"***@{plain(found[1])} has a user and a password but no protocol: write "
-            "it as PROTOCOL://..., or a local folder of that name as './...'."
-        )
-    else:
-        return
-    option = f"{name}: " if name else ""
-    raise OptionsError(f"{option}{problem}")
 
 
 def without_passwords(text: str) -> str:

@@ -20,12 +20,10 @@ ERRORS = {
     "500": ("500 Internal Server Error", "InternalError", "We encountered an internal error."),
     "expired": ("403 Forbidden", "ExpiredToken", "The provided token has expired."),
     "denied": ("403 Forbidden", "AccessDenied", "Access Denied."),
-    "region": ("400 Bad Request", "AuthorizationHeaderMalformed", "The region is wrong."),
 }
 # What breaks the connection: reset at once, half of the body and the end, half and then silence,
-# no answer at all. And what nobody notices: half of the listing's XML, as if that were all.
+# no answer at all.
 BREAKS = ("reset", "cut", "stall", "silence")
-LIES = ("half",)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -33,8 +31,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 class Fault:
     """What happens to a `share` of the requests with `match` in the first line, `times` at most.
 
-    `kind` is one of "503", "500", "expired", "denied", "region" (the bucket is in
-    eu-west-1), "reset", "cut", "stall", "silence", "half"; `method` "GET", "PUT".
+    `kind` is one of "503", "500", "expired", "denied", "reset", "cut", "stall", "silence"; `method`
+    "GET", "PUT".
     """
 
     kind: str
@@ -44,7 +42,7 @@ class Fault:
     method: str = "GET"
 
     def __post_init__(self) -> None:
-        known = (*ERRORS, *BREAKS, *LIES)
+        known = (*ERRORS, *BREAKS)
         if self.kind not in known:
             raise ValueError(f"kind={self.kind!r} must be one of {', '.join(known)}")
 
@@ -162,7 +160,7 @@ class _Client(asyncio.Protocol):
             self.transport.write(_answer(*ERRORS[fault]))
         elif fault == "reset":
             self.transport.abort()
-        return fault in ("", "cut", "stall", *LIES)
+        return fault in ("", "cut", "stall")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.proxy.clients.discard(self)
@@ -181,7 +179,7 @@ class _Server(asyncio.Protocol):
 
     def begin(self, fault: str) -> None:
         """A request comes, whose answer is to break as `fault` says."""
-        self.fault, self.buffer = fault, b""
+        self.fault = fault
         self.left: int | None = None  # bytes of the answer until it breaks, once that is known
         self.unanswered = True
 
@@ -193,10 +191,6 @@ class _Server(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.answered()
-        if self.fault in LIES:
-            self.buffer += data
-            self._lie()
-            return
         if self.fault in ("cut", "stall"):
             if self.left is None:
                 length = _LENGTH.search(data)
@@ -207,30 +201,13 @@ class _Server(asyncio.Protocol):
         if self.fault == "cut" and self.left == 0:
             self.client.transport.close()
 
-    def _lie(self) -> None:
-        """Pass the whole answer on when it is there, changed."""
-        head, mark, body = self.buffer.partition(b"\r\n\r\n")
-        length = _LENGTH.search(head + mark)
-        if not mark or (length and len(body) < int(length[1])):
-            return
-        if length:
-            middle = len(body) // 2
-            head = head.replace(length[0].rstrip(), b"\r\nContent-Length: %d" % middle)
-            body = body[:middle]
-        self.client.transport.write(head + mark + body)
-        self.buffer = b""
-
     def connection_lost(self, error: Exception | None) -> None:
         self.answered()
         self.client.transport.close()
 
 
 def _answer(status: str, code: str, message: str) -> bytes:
-    where = "<Region>eu-west-1</Region>" if code == "AuthorizationHeaderMalformed" else ""
-    body = (
-        f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>'
-        f"<Message>{message}</Message>{where}</Error>"
-    ).encode()
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
 

@@ -1,20 +1,14 @@
 """What was read once from a store, kept on the disk of this host for all its ranks. Runs anywhere.
 
-    source = Cached(Folder("s3://photos/train"), limit_gib=200, folder="/local")
-    source.read(file)        # from the store, once
-    source.read(file)        # from the disk, in this process or any other of the host
-
-What is kept belongs to one version of a file: a changed file is read from the store again. Files of
-a store without versions (no ETag) are always read from the store.
-
 A cache is a folder for each source, and in it a file for each content, as long as there is room.
-No name is in the clear, a URL or a key of a store: a file is called by the hash of what it holds.
+Nobody waits for a lock: a file is written under another name, and renamed when it is whole. It
+begins with its checksum, so one that a crash of the machine has torn is not served. No name is in
+the clear, a URL or a key of a store: a file is called by the hash of what it holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import math
@@ -48,7 +42,8 @@ class Cached:
     The cache lies in a private folder below `folder`, or `cache_folder()`; make it a local disk.
     It is shared by all processes of the user on the host, and stays when they end. It also leaves
     5 % of the disk, or 2 GiB, to others. If the disk cannot be written to, or read, that is said
-    once in the log, and reading continues without.
+    once in the log, and reading continues without. A changed file is read from the store again; one
+    without a version (no ETag) always.
 
     Raises OptionsError for a limit too small or infinite, DataError if the folder cannot be made.
     """
@@ -75,6 +70,10 @@ class Cached:
         """The printable URL of a file."""
         return self.source.name(path)
 
+    def open(self) -> Path:
+        """Where the cache lies on this host. Raises DataError if its folder cannot be made."""
+        return _place(self.folder)
+
     def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         """A whole file, or `length` bytes of it from `start`, from the disk or else the store.
 
@@ -82,14 +81,16 @@ class Cached:
         """
         if not file.version:
             return self.source.read(file, start, length)
-        content = (self.source.name(file.path), file.size, file.version, start, length)
-        path = f"{_hash_of(self.shown_url)}/{_hash_of(*content)}"
-        limit = int(self.limit_gib * 2**30)
-        return self.open().read(path, lambda: self.source.read(file, start, length), limit)
-
-    def open(self) -> DiskCache:
-        """The cache on this host. Raises DataError if its folder cannot be made."""
-        return _opened(self.folder)
+        place = self.open()
+        content = (self.name(file.path), file.size, file.version, start, length)
+        path = place / _hash_of(self.shown_url) / _hash_of(*content)
+        data = _tried(place, lambda: _found(path))
+        if data is not None:
+            counts.add(cached_reads=1)
+            return data
+        data = self.source.read(file, start, length)
+        _tried(place, lambda: _keep(path, data, int(self.limit_gib * 2**30)))
+        return data
 
 
 def cached(source: Source, limit_gib: float, folder: str | None = None) -> Cached:
@@ -97,85 +98,34 @@ def cached(source: Source, limit_gib: float, folder: str | None = None) -> Cache
     return Cached(source.source if isinstance(source, Cached) else source, limit_gib, folder)
 
 
-class DiskCache:
-    """The contents kept in one folder, read and written by all threads of all processes.
+@functools.cache
+def _place(folder: str | None) -> Path:
+    if folder is None:
+        return cache_folder("objects")
+    own = private_folder(Path(folder) / f"gpupool-{os.geteuid()}")  # others may have theirs beside
+    return private_folder(own / "objects")
 
-    Nobody waits for a lock: a file is written under another name, and renamed when it is whole. A
-    file that a crash of the machine has torn does not have the checksum at its beginning, and is
-    not served.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        self.stopped = ""
-        self._folder = folder
+def _tried(place: Path, operation: Callable[[], T]) -> T | None:
+    """What it gives; None if there is no such file, or if the disk fails: that is said once."""
+    try:
+        return operation()
+    except FileNotFoundError:  # somebody may remove all of it at any time
+        return None
+    except (OSError, DataError) as error:
+        _say(place, str(getattr(error, "strerror", None) or error))
+        return None
 
-    def read(self, name: str, fetch: Callable[[], bytes], limit: int) -> bytes:
-        """The content `name` ("source/content"), else what `fetch` gives.
 
-        That is kept if all of the folder then takes at most `limit` bytes.
-        """
-        path = self._folder / name
-        data = self._tried(lambda: _found(path))
-        if data is not None:
-            counts.add(cached_reads=1)
-            return data
-        data = fetch()
-        if not self.stopped:
-            self._tried(lambda: self._keep(path, data, limit))
-        return data
-
-    def _tried(self, operation: Callable[[], T]) -> T | None:
-        """What it gives; None if there is no such file, or if the disk fails: that is said once."""
-        try:
-            return operation()
-        except FileNotFoundError:  # somebody may remove all of it at any time
-            return None
-        except (OSError, DataError) as error:
-            if not self.stopped:
-                self.stopped = getattr(error, "strerror", None) or str(error)
-                logging.getLogger("gpupool").warning(
-                    "nothing more is added to the cache in %s (%s); reading continues from the "
-                    "store. Make room there, or give ds.cached() another folder=.",
-                    self._folder,
-                    self.stopped,
-                )
-            return None
-
-    def _keep(self, path: Path, data: bytes, limit: int) -> None:
-        num_blocks = (8 + len(data)) // _BLOCK + 1
-        # Another process may have written it while this one fetched.
-        if path.exists() or not self._has_room(num_blocks * (_BLOCK + 1), limit):
-            return
-        private_folder(path.parent)
-        with open(path.parent / _BLOCKS, "ab", opener=_private) as blocks:
-            blocks.write(bytes(num_blocks))
-        part = path.with_suffix(f".{secrets.token_hex(4)}")
-        try:
-            with open(part, "wb", opener=_private) as file:
-                file.write(xxhash.xxh3_64_digest(data))
-                file.write(data)
-            part.rename(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _has_room(self, needed: int, limit: int) -> bool:
-        """Whether there is room, after removing whole sources that nobody reads any more.
-
-        Of a source in use nothing is removed. One that is larger than the limit, read in another
-        order every epoch, would else push out what it needs next, write the disk all day and find
-        nothing. The part that fits is kept instead, the rest is read from the store.
-        """
-        sources = sorted(_sources(private_folder(self._folder)))
-        left = limit - sum(num_bytes for _, num_bytes, _ in sources)
-        free = _free(self._folder)
-        for used_at, num_bytes, source in sources:
-            if needed <= min(left, free) or used_at > time.time() - _IN_USE_S or needed > limit:
-                break
-            _remove(source)
-            left, free = left + num_bytes, free + num_bytes
-        if needed > free:
-            raise OSError(errno.ENOSPC, "the disk has less room than is left to others")
-        return needed <= left
+@functools.cache
+def _say(place: Path, why: str) -> None:
+    """What is wrong, once."""
+    logging.getLogger("gpupool").warning(
+        "the cache in %s cannot be used (%s); reading continues from the store. "
+        "Make room there, or give ds.cached() another folder=.",
+        place,
+        why,
+    )
 
 
 def _found(path: Path) -> bytes | None:
@@ -190,42 +140,45 @@ def _found(path: Path) -> bytes | None:
     return None
 
 
-@functools.cache
-def _opened(folder: str | None) -> DiskCache:
-    if folder is None:
-        return DiskCache(cache_folder("objects"))
-    own = private_folder(Path(folder) / f"gpupool-{os.geteuid()}")  # others may have theirs beside
-    return DiskCache(private_folder(own / "objects"))
+def _keep(path: Path, data: bytes, limit: int) -> None:
+    num_blocks = (8 + len(data)) // _BLOCK + 1
+    # Another process may have written it while this one fetched.
+    if path.exists() or not _has_room(private_folder(path.parents[1]), num_blocks * _BLOCK, limit):
+        return
+    with open(private_folder(path.parent) / _BLOCKS, "ab") as blocks:
+        blocks.write(bytes(num_blocks))
+    part = path.with_suffix(f".{secrets.token_hex(4)}")
+    try:
+        part.write_bytes(xxhash.xxh3_64_digest(data) + data)
+        part.rename(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _has_room(place: Path, needed: int, limit: int) -> bool:
+    """Whether there is room, after removing whole sources that nobody reads any more.
+
+    Of a source in use nothing is removed. One that is larger than the limit, read in another order
+    every epoch, would else push out what it needs next, write the disk all day and find nothing.
+    The part that fits is kept instead, the rest is read from the store.
+    """
+    found = []
+    for source in place.iterdir():
+        blocks = source / _BLOCKS  # not there if a removal was cut off
+        num_bytes = blocks.stat().st_size * _BLOCK if blocks.exists() else 0
+        found.append((source.stat().st_mtime, num_bytes, source))
+    disk = os.statvfs(place)
+    others = min(2 * 2**30, disk.f_blocks * disk.f_frsize // 20)
+    left = min(disk.f_bavail * disk.f_frsize - others, limit - sum(one[1] for one in found))
+    for used_at, num_bytes, source in sorted(found):
+        if needed <= left or needed > limit or used_at > time.time() - _IN_USE_S:
+            break
+        with contextlib.suppress(OSError):  # another process does it; who writes begins a new one
+            shutil.rmtree(source.rename(source.with_suffix(f".{secrets.token_hex(4)}")))
+        left += num_bytes
+    return needed <= left
 
 
 def _hash_of(*parts: object) -> str:
     named = "\0".join(map(str, parts)).encode(errors="surrogateescape")
     return xxhash.xxh3_128_hexdigest(named)
-
-
-def _sources(folder: Path) -> list[tuple[float, int, Path]]:
-    """When each source was last used (epoch s), how many bytes it takes, and its folder."""
-    found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            blocks = Path(entry.path, _BLOCKS)  # not there if a removal was cut off
-            num_blocks = blocks.stat().st_size if blocks.exists() else 0
-            found.append((entry.stat().st_mtime, num_blocks * (_BLOCK + 1), blocks.parent))
-    return found
-
-
-def _remove(source: Path) -> None:
-    """Remove a source; whoever writes to it then begins a new one."""
-    with contextlib.suppress(OSError):  # another process does it
-        shutil.rmtree(source.rename(source.with_suffix(f".{secrets.token_hex(4)}")))
-
-
-def _free(folder: Path) -> int:
-    """How many bytes of the disk may be taken; some are left to others."""
-    disk = os.statvfs(folder)
-    left_to_others = min(2 * 2**30, disk.f_blocks * disk.f_frsize // 20)
-    return disk.f_bavail * disk.f_frsize - left_to_others
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -30,16 +30,12 @@ def private_folder(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise DataError(
-                f"{path} is not a folder of this user's, so nothing is kept there; remove it, give "
-                "a folder of yours, or set XDG_CACHE_HOME to one",
-                "no folder",
-            )
+            raise PermissionError(0, "it is a link, or another user's")
         if stat.S_IMODE(found.st_mode) != 0o700:
             path.chmod(0o700)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be made ({error.strerror}); give a folder of yours, or set "
+            f"{path} cannot be a private folder ({error.strerror}); give a folder of yours, or set "
             "XDG_CACHE_HOME to one, best on a local disk",
             "cannot make",
         ) from None

@@ -1,11 +1,4 @@
-"""A folder of files at one URL, in any store, through fsspec. Runs anywhere.
-
-    folder = Folder("s3://photos/train")
-    for file in folder.list_files().files:
-        data = folder.read(file.ref)
-
-A `Folder` reads from the store; `Cached` (cache.py) is a source that reads through the disk.
-"""
+"""A folder of files at one URL, in any store, through fsspec. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -17,26 +10,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
-from gpupool.core.errors import DataError, DataNotFoundError, SampleError
+from gpupool.core.errors import DataError, SampleError
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
 from gpupool.data.stores import faults, s3
-from gpupool.data.stores.interface import (
-    Content,
-    FileInfo,
-    FileRef,
-    Listing,
-    OnProgress,
-    listing,
-    version_of,
-)
+from gpupool.data.stores.interface import FileInfo, FileRef, Listing, OnProgress, listing
 from gpupool.data.stores.local import find_local
-from gpupool.data.stores.retry import counts
-from gpupool.data.stores.waiting import interruptible
+from gpupool.data.stores.retry import Tries, counts
+from gpupool.data.stores.threads import interruptible
 
 T = TypeVar("T")
 # An ordinary bucket: no access point, no directory bucket, whose addresses follow other rules.
 _PLAIN_S3 = re.compile(r"s3a?://[A-Za-z0-9][\w.-]+(?<!--x-s3)(/[^/?#][^?#]*)?")
+_served: set[str] = set()  # the buckets and hosts that this process has had something from
 
 
 @dataclass(frozen=True)
@@ -73,10 +59,6 @@ class Folder:
         """The URL as it may be printed: without the password or signature it may hold."""
         return without_passwords(self.url)
 
-    @property
-    def _is_s3(self) -> bool:
-        return self.url.startswith(("s3://", "s3a://"))
-
     def name(self, path: str) -> str:
         """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         return faults.shown_name(self.url, path)
@@ -87,25 +69,12 @@ class Folder:
         `on_progress` is called now and then, in any thread, with how many there are so far.
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
         """
-
-        done: dict[str, s3.Found] = {}
-
-        def quick(store: Any, prefix: str) -> Listing | None:
-            files, folders = s3.find(store, prefix, on_progress, done)
-            return listing(files, folders) if files else None
-
-        def list_all(filesystem: Any, root: str) -> Listing:
-            from fsspec.implementations.local import LocalFileSystem
-
-            filesystem.invalidate_cache()
-            if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-                return listing(*find_local(root))
-            return self._list_all(filesystem, root)
-
-        found = self.do(list_all, "", "listing", quick)
-        if not found.files:
-            name = self.shown_url
-            raise DataNotFoundError(faults.nothing_at(name), "missing", url=name)
+        done: dict[str, list[s3.Entry]] = {}
+        found = self.do(
+            self._list_all,
+            doing="listing",
+            quick=lambda store, prefix: s3.find(store, prefix, on_progress, done),
+        )
         on_progress(len(found.files))
         note_use(self.url)
         return found
@@ -122,15 +91,20 @@ class Folder:
         if length == 0:
             return b""
         path = file.path
-        content = self.do(
+        data, size, etag = self.do(
             lambda filesystem, root: _get(filesystem, f"{root}/{path}", start, length),
             path,
-            "reading",
-            lambda store, prefix: s3.get(store, prefix + path, start, length),
+            quick=lambda store, prefix: s3.get(store, prefix + path, start, length),
         )
-        counts.add(reads=1, bytes=len(content.data))
-        self._check(file, content, start, length)
-        return content.data
+        counts.add(reads=1, bytes=len(data))
+        if not data and not start:
+            name = self.name(path)
+            raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+        is_other = file.version and etag and FileInfo(path, 0, etag).version != file.version
+        expected = length or file.size
+        if is_other or (file.size and (size or file.size, len(data)) != (file.size, expected)):
+            raise faults.changed(self.name(path))
+        return data
 
     def do(
         self,
@@ -146,53 +120,57 @@ class Folder:
 
         Raises DataError: one sentence, with `path` the file and `doing` what has failed.
         """
-
-        def once() -> T:
-            try:
-                store, prefix = self._store() if quick is not None else (None, "")
-                if quick is not None and store is not None:
-                    answer = quick(store, prefix)
-                    if answer is not None:
-                        return answer
-            except Exception as error:
-                found = faults.trouble(error)
-                if found.kind == "busy":
-                    raise  # the store has said so itself
-                if type(error).__name__ == "GenericError" and not found.what:  # of the network
-                    is_silence = re.search("kind: timeout|timedout", str(error).lower())
-                    what = "no answer" if is_silence else "connection broken"
-                    counts.add(retries=1, reason=what)
-            return self._call(operation)
+        address = "/".join(self.url.split("/")[:3])
+        is_quick = quick is not None and _PLAIN_S3.fullmatch(self.url) is not None
 
         def ask() -> T:
-            return faults.persisted(once, self.url, self.storage_options, path, doing)
+            answer = self._asked_quickly(quick) if quick is not None and is_quick else None
+            return self._call(operation) if answer is None else answer
 
-        # fsspec can be interrupted, obstore cannot
-        return interruptible(ask) if quick is not None and self._is_s3 else ask()
+        def persist() -> T:
+            with Tries(doing) as tries:
+                while True:
+                    try:
+                        answer = ask()
+                    except DataError:
+                        raise  # says it already
+                    except Exception as error:  # file systems raise whatever they like
+                        passing = faults.passing(error, address in _served)
+                        if passing is None or not tries.again(*passing):
+                            options = self.storage_options
+                            what = faults.sentence(error, self.url, options, path, doing, tries)
+                            raise what from None
+                    else:
+                        _served.add(address)
+                        return answer
 
-    def _store(self) -> tuple[Any, str]:
-        """obstore's store, or None, and the prefix of this folder in it."""
-        made_from, store, prefix = self.__dict__.get("_opened", (None, None, ""))
-        if made_from != s3.state():
-            made_from, store, prefix = s3.state(), None, ""
-            if _PLAIN_S3.fullmatch(self.url):
-                s3.refresh_if_changed()
-                made_from = s3.state()
+        return interruptible(persist) if is_quick else persist()  # fsspec can be interrupted
+
+    def _asked_quickly(self, quick: Callable[[Any, str], T | None]) -> T | None:
+        """What it gives; None where s3fs is to be asked, also for its error."""
+        try:
+            made_from, store, prefix = self.__dict__.get("_opened", (None, None, ""))
+            if made_from != (now := s3.generation()):
                 filesystem, root = self._open()
                 bucket, _, path = root.partition("/")
                 store, prefix = s3.store(filesystem, bucket), f"{path}/" if path else ""
-            self.__dict__["_opened"] = made_from, store, prefix  # frozen is what it is
-        return store, prefix
+                self.__dict__["_opened"] = now, store, prefix  # frozen is what it is
+            return None if store is None else quick(store, prefix)
+        except Exception as error:
+            kind, what = faults.trouble(error)
+            if kind == "busy":
+                raise  # the store has said so itself
+            if kind == "network":
+                counts.add(what, retries=1)
+        return None
 
     def _call(self, operation: Callable[[Any, str], T]) -> T:
         """The operation; with new credentials once more, should the store refuse those in use."""
-        if "s3://" in self.url or "s3a://" in self.url:
-            s3.refresh_if_changed()
-        seen = s3.generation
+        seen = s3.generation() if re.search("s3a?://", self.url) else None  # also in zip://::s3://
         try:
             return operation(*self._open())
         except Exception as error:
-            if not faults.trouble(error).is_refusal:
+            if seen is None or faults.trouble(error)[0] not in ("expired", "refused", "denied"):
                 raise
             s3.refresh_filesystems(seen)
         return operation(*self._open())
@@ -202,7 +180,7 @@ class Folder:
         import fsspec
 
         options = dict(self.storage_options)
-        counts_tries = self._counts_tries and self._is_s3
+        counts_tries = self._counts_tries and self.url.startswith(("s3://", "s3a://"))
         if counts_tries:
             config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
             options["config_kwargs"] = config | dict(options.get("config_kwargs") or {})
@@ -212,55 +190,44 @@ class Folder:
         return filesystem, root.rstrip("/")
 
     def _list_all(self, filesystem: Any, root: str) -> Listing:
-        found = filesystem.find(root, withdirs=True, detail=True)
-        files, folders = [], []
-        for full, info in found.items():
-            path = full[len(root) :].strip("/")
-            # An object whose key ends in "/" is how S3 consoles make an empty folder.
-            is_folder = info.get("type") == "directory" or full.endswith("/")
-            if path and is_folder:
-                folders.append(path.split("/")[0])
-            elif path:
-                etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
-                files.append(FileInfo(path, int(info.get("size") or 0), etag))
-            elif not is_folder and len(found) == 1:  # http has the page itself in it
-                what = f"{self.shown_url} is a file; give the folder that holds it"
-                raise DataError(what, "file", url=self.shown_url)
-        return listing(files, folders)
+        from fsspec.implementations.local import LocalFileSystem
 
-    def _check(self, file: FileRef, content: Content, start: int, length: int | None) -> None:
-        """Raise SampleError if the file is empty, or another one than was listed.
-
-        Where its size is known, `length` is within it.
-        """
-        data, size, etag = content
-        expected = file.size if length is None else length
-        how = ""
-        if size == 0 or (size is None and not data and not start):
-            name = self.name(file.path)
-            raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
-        if file.size and size is not None and size != file.size:
-            how = f"{file.size:,} bytes then, {size:,} now"
-        elif file.size and len(data) != expected:
-            how = f"not of {file.size:,} bytes any more"
-        elif file.version and etag and version_of(etag) != file.version:
-            how = f"its ETag is {etag} now"
-        if how:
-            raise faults.changed(self.name(file.path), how)
+        filesystem.invalidate_cache()
+        if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
+            files, folders = find_local(root)
+        else:
+            files, folders = [], []
+            found = filesystem.find(root, withdirs=True, detail=True)
+            for full, info in found.items():
+                path = full[len(root) :].strip("/")
+                # An object whose key ends in "/" is how S3 consoles make an empty folder.
+                is_folder = info.get("type") == "directory" or full.endswith("/")
+                if path and is_folder:
+                    folders.append(path.split("/")[0])
+                elif path:
+                    etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
+                    files.append(FileInfo(path, int(info.get("size") or 0), etag))
+                elif not is_folder and len(found) == 1:  # http has the page itself in it
+                    what = f"{self.shown_url} is a file; give the folder that holds it"
+                    raise DataError(what, "file", url=self.shown_url)
+        if not any((found := listing(files, folders)).files):
+            raise FileNotFoundError
+        return found
 
 
-def _get(filesystem: Any, full: str, start: int, length: int | None) -> Content:
+def _get(filesystem: Any, full: str, start: int, length: int | None) -> tuple[bytes, int, str]:
+    """The bytes of a file; the size of the whole, 0 where that is not known; no ETag."""
     options = {}
     kind: type = type(filesystem)
     if "max_concurrency" in _parameters(kind):
         options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
     if length is None:
         data = filesystem.cat_file(full, **options)
-        return Content(data[start:], len(data), "")
+        return data[start:], len(data), ""
     data = filesystem.cat_file(full, start=start, end=start + length, **options)
     if len(data) > length:
         data = data[start : start + length]  # some HTTP servers know no ranges
-    return Content(data, None, "")
+    return data, 0, ""
 
 
 @cache

@@ -10,15 +10,10 @@ import xxhash
 OnProgress = Callable[[int], object]  # gets the number of files found so far
 
 
-def version_of(etag: str) -> int:
-    """32 bits that change when the ETag does; 0 for none, and never for one."""
-    return (xxhash.xxh32_intdigest(etag.encode()) or 1) if etag else 0
-
-
 class FileRef(NamedTuple):
     """What is kept of a file to read it: path below the source, size in bytes, version.
 
-    `version` is `version_of` its ETag, 0 where the store has none. A size of 0 is not checked.
+    `version` is 32 bits of the ETag, 0 where the store has none. A size of 0 is not checked.
     """
 
     path: str
@@ -38,8 +33,8 @@ class FileInfo(NamedTuple):
 
     @property
     def version(self) -> int:
-        """32 bits of the ETag, 0 where there is none."""
-        return version_of(self.etag)
+        """32 bits that change when the ETag does; 0 for none, and never for one."""
+        return (xxhash.xxh32_intdigest(self.etag.encode()) or 1) if self.etag else 0
 
     @property
     def ref(self) -> FileRef:
@@ -55,14 +50,6 @@ class Listing(NamedTuple):
 
     files: list[FileInfo]
     folders: list[str]
-
-
-class Content(NamedTuple):
-    """What a store gave: bytes; size and ETag of the whole file, None and "" where unknown."""
-
-    data: bytes
-    size: int | None
-    etag: str
 
 
 class Source(Protocol):
@@ -84,10 +71,7 @@ class Source(Protocol):
 
 
 def listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
-    """A listing of what was found, at any depth, with the hidden left out.
-
-    `folders` are sub-folders that may hold no file; the others follow from the files.
-    """
+    """A listing of what was found at any depth, and of sub-folders that may hold no file."""
     seen = [file for file in files if not _is_hidden(file.path)]
     names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
     names |= {name for name in folders if not _is_hidden(name)}

@@ -12,8 +12,6 @@ from gpupool.core.errors import DataError
 from gpupool.core.terminal import without_controls
 from gpupool.data.stores.interface import FileInfo
 
-_Place = tuple[int, int]  # of a folder on its disk: two names of one folder have the same
-
 
 def find_local(root: str) -> tuple[list[FileInfo], list[str]]:
     """All files below `root` at any depth, and the names of its sub-folders; none that is hidden.
@@ -24,42 +22,25 @@ def find_local(root: str) -> tuple[list[FileInfo], list[str]]:
     """
     files: list[FileInfo] = []
     folders: list[str] = []
-    todo: list[tuple[str, tuple[_Place, ...]]] = [("", ())]
+    todo: list[tuple[str, list[os.stat_result]]] = [("", [])]  # with the folders it lies in
     while todo:
         path, above = todo.pop()
-        folder = os.path.join(root, path)
+        full = os.path.join(root, path)
         try:
-            status = os.stat(folder)
-            here = (status.st_dev, status.st_ino)
-            names = os.listdir(folder) if here not in above else []
+            status = os.stat(full)
+            if stat.S_ISREG(status.st_mode):
+                files.append(FileInfo(path, status.st_size, ""))
+            elif not any(os.path.samestat(status, one) for one in above):
+                inside = [*above, status]
+                names = [name for name in os.listdir(full) if not name.startswith(".")]
+                todo += [(os.path.join(path, name), inside) for name in names]
+                folders += [path] if path and "/" not in path else []
         except OSError as error:
-            raise _unreadable(folder, str(error.strerror)) from None
-        for name in names:
-            below, full = os.path.join(path, name), os.path.join(folder, name)
-            if name.startswith("."):
-                continue
-            try:
-                status = os.stat(full)
-            except OSError as error:
-                if os.path.islink(full) and os.path.splitext(name)[1]:
-                    files.append(FileInfo(below, 0, ""))  # reading it says that it is missing
-                elif os.path.lexists(full):  # else it was there a moment ago
-                    raise _unreadable(full, str(error.strerror)) from None
-                continue
-            if stat.S_ISDIR(status.st_mode):
-                todo.append((below, (*above, here)))
-                folders += [] if path else [name]
-            elif stat.S_ISREG(status.st_mode):
-                files.append(FileInfo(below, status.st_size, ""))
-            else:
-                raise _unreadable(full, "neither a file nor a folder")
+            is_link = os.path.islink(full)
+            if is_link and os.path.splitext(path)[1]:
+                files.append(FileInfo(path, 0, ""))  # reading it says that it is missing
+            elif is_link or os.path.lexists(full):  # else it was there a moment ago
+                shown = without_controls(full)
+                what = f"{shown} cannot be listed ({error.strerror}); remove it"
+                raise DataError(what, "unreadable", url=shown) from None
     return files, folders
-
-
-def _unreadable(path: str, why: str) -> DataError:
-    shown = without_controls(path)
-    return DataError(
-        f"{shown} cannot be listed ({why}); remove it, or give another folder",
-        "unreadable",
-        url=shown,
-    )

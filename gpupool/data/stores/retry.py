@@ -1,19 +1,14 @@
-"""Tries again what a store has failed at, says so if it lasts, and counts it. Runs anywhere.
-
-counts.add(reads=1, bytes=60_000)         # in any thread
-before = counts.snapshot()
-...
-print(counts.snapshot() - before)         # what happened in between
-"""
+"""Tries again what a store has failed at, says so if it lasts, and counts it. Runs anywhere."""
 
 from __future__ import annotations
 
+import operator
 import os
 import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from gpupool.core.progress import Progress
 
@@ -21,8 +16,7 @@ _TOLD_AFTER_S = 2.0
 _LONGEST_WAIT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """What this process has read. The difference of two is what happened between them.
 
     `reads` are files or ranges that came from a store, `bytes` what they held; `cached_reads` came
@@ -37,14 +31,8 @@ class Counts:
     last_reason: str = ""
 
     def __sub__(self, before: Counts) -> Counts:
-        retries = self.retries - before.retries
-        return Counts(
-            self.reads - before.reads,
-            self.bytes - before.bytes,
-            retries,
-            self.cached_reads - before.cached_reads,
-            self.last_reason if retries else "",
-        )
+        numbers = map(operator.sub, self[:4], before[:4])
+        return Counts(*numbers, self.last_reason if self.retries > before.retries else "")
 
 
 class Counter:
@@ -53,25 +41,12 @@ class Counter:
     def __init__(self) -> None:
         self._total = Counts()
 
-    def add(
-        self,
-        *,
-        reads: int = 0,
-        bytes: int = 0,
-        retries: int = 0,
-        cached_reads: int = 0,
-        reason: str = "",
-    ) -> None:
+    def add(self, reason: str = "", **more: int) -> None:
         """Add to the counts; `reason` says why something was tried again."""
         with _lock:
             old = self._total
-            self._total = Counts(
-                old.reads + reads,
-                old.bytes + bytes,
-                old.retries + retries,
-                old.cached_reads + cached_reads,
-                reason or old.last_reason,
-            )
+            sums: dict[str, Any] = {name: getattr(old, name) + n for name, n in more.items()}
+            self._total = old._replace(last_reason=reason or old.last_reason, **sums)
 
     def snapshot(self) -> Counts:
         """The counts since this process began."""
@@ -83,18 +58,16 @@ class _Thread(threading.local):
 
 
 _lock = threading.Lock()
-_line_lock = threading.Lock()
 _thread = _Thread()
 counts = Counter()
 _under_way: set[Tries] = set()
 _line: Progress | None = None  # says what is tried again: one for all threads
-_chance = random.SystemRandom().random  # others seed Python's own, alike on all ranks
 
 
 def _forget() -> None:
-    """The threads are the parent's, which may have taken the locks."""
-    global _lock, _line_lock, _line
-    _lock, _line_lock, _line = threading.Lock(), threading.Lock(), None
+    """In a forked process: the threads are the parent's, and one may have the lock."""
+    global _lock, _line
+    _lock, _line = threading.Lock(), None
     _under_way.clear()
 
 
@@ -137,45 +110,36 @@ class Tries:
         return self
 
     def __exit__(self, *_: object) -> None:
+        global _line
         _under_way.discard(self)
-        if self._is_told:
-            _show_line()
+        with _lock:
+            told = (tries for tries in list(_under_way) if tries._is_told)
+            if _line is not None and all(tries.is_over() for tries in told):
+                _line.close()
+                _line = None
 
     def again(self, reason: str, seconds: float) -> bool:
         """After a try that failed for `reason`: wait and say True, or False to give up.
 
         No try begins later than `seconds` after the first; AWS_MAX_ATTEMPTS bounds their number.
         """
+        global _line
         self.failed += 1
         self.reason = reason
-        # the waits of many threads are spread from half to the whole of it
-        wait_s = min(_LONGEST_WAIT_S, 0.1 * 2.0 ** min(self.failed - 1, 10)) * (1 + _chance()) / 2
+        # Others seed Python's own generator, alike on all ranks; these are to wait differently.
+        share = random.SystemRandom().uniform(0.5, 1)
+        wait_s = share * min(_LONGEST_WAIT_S, 0.1 * 2.0 ** min(self.failed - 1, 10))
         most = os.environ.get("AWS_MAX_ATTEMPTS", "")
         is_last = most.isdecimal() and self.failed >= int(most)
         if is_last or self.passed_s + wait_s > seconds or self.is_over():
             return False
-        counts.add(retries=1, reason=reason)
-        if self.passed_s > _TOLD_AFTER_S and not self._is_told:
+        counts.add(reason, retries=1)
+        if self.passed_s > _TOLD_AFTER_S:
             self._is_told = True
-            _show_line(self)
+            with _lock:
+                if _line is None:
+                    what = f"{self._doing} is tried again ({reason})"
+                    _line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
+                    _line.start()
         time.sleep(wait_s)
         return not self.is_over()
-
-    def begin_line(self) -> Progress:
-        """What shows it."""
-        what = f"{self._doing} is tried again ({self.reason})"
-        line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
-        line.start()
-        return line
-
-
-def _show_line(new: Tries | None = None) -> None:
-    """Begin the line, unless there is one; end it where nothing is tried for long any more."""
-    global _line
-    with _line_lock:
-        if any(tries._is_told and not tries.is_over() for tries in list(_under_way)):
-            if _line is None and new is not None:
-                _line = new.begin_line()
-        elif _line is not None:
-            _line.close()
-            _line = None

@@ -11,25 +11,20 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpupool.data.stores import faults
-from gpupool.data.stores.interface import Content, FileInfo, OnProgress
+from gpupool.data.stores.interface import FileInfo, Listing, OnProgress, listing
 
 Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
-Found = tuple[list[Entry], list[str]]  # below a prefix, and the prefixes below it that are to come
 # Changing one of them changes which keys and which server s3fs would find.
 _VARIABLES = re.findall(
     rb"\w+",
-    b"AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_CREDENTIAL_EXPIRATION "
-    b"AWS_PROFILE AWS_DEFAULT_PROFILE AWS_ENDPOINT_URL AWS_ENDPOINT_URL_S3 AWS_DEFAULT_REGION "
-    b"AWS_REGION AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE AWS_ROLE_ARN AWS_CA_BUNDLE "
-    b"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS AWS_WEB_IDENTITY_TOKEN_FILE "
-    b"AWS_CONTAINER_CREDENTIALS_FULL_URI AWS_CONTAINER_CREDENTIALS_RELATIVE_URI "
-    b"AWS_CONTAINER_AUTHORIZATION_TOKEN AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    b"AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_PROFILE AWS_ENDPOINT_URL "
+    b"AWS_ENDPOINT_URL_S3 AWS_DEFAULT_REGION AWS_REGION AWS_CONFIG_FILE AWS_ROLE_ARN "
+    b"AWS_SHARED_CREDENTIALS_FILE AWS_WEB_IDENTITY_TOKEN_FILE AWS_CA_BUNDLE",
 )
 # Options of s3fs that obstore has too; with any other one s3fs reads alone.
 _OPTIONS = re.compile(
@@ -45,36 +40,24 @@ _PAGE = 1000
 _lock = threading.Lock()
 _stores: dict[tuple[Any, str], Any] = {}
 _used_by: int | None = None  # the process whose threads obstore has: in a forked one it would hang
-generation = 0
+_generation = 0
 _environment: tuple[bytes | None, ...] | None = None  # what the file systems were last made from
+# A forked child must not wait for a thread that only its parent has.
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def _renew_lock() -> None:
-    """A forked child must not wait for a thread that only its parent has."""
-    global _lock
-    _lock = threading.Lock()
+def generation() -> tuple[int, int]:
+    """Another one when file systems are to be made anew: for other variables, or after a fork.
+
+    1 microsecond: to ask `os.environ` for each variable would take 20.
+    """
+    variables = tuple(map(os.environ._data.get, _VARIABLES))  # type: ignore[attr-defined]
+    if variables != _environment:  # also at the first use: the user may have made some before
+        refresh_filesystems((_generation, os.getpid()))
+    return _generation, os.getpid()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
-
-
-def state() -> tuple[object, ...]:
-    """What a store is made from. 1 microsecond: to ask `os.environ` for each would take 20."""
-    return generation, os.getpid(), _variables()
-
-
-def _variables() -> tuple[bytes | None, ...]:
-    get = os.environ._data.get  # type: ignore[attr-defined]
-    return tuple([get(name) for name in _VARIABLES])
-
-
-def refresh_if_changed() -> None:
-    """Also at the first use: the user may have made file systems before, with other settings."""
-    if _environment != _variables():
-        refresh_filesystems(generation)
-
-
-def refresh_filesystems(seen: int | None = None) -> None:
+def refresh_filesystems(seen: tuple[int, int] | None = None) -> None:
     """Make every file system of this process use the credentials that are now set.
 
     An s3fs instance keeps the keys that it found first, and fsspec hands the same instance out
@@ -82,34 +65,27 @@ def refresh_filesystems(seen: int | None = None) -> None:
     other kinds are forgotten, and the next use makes new ones. No store is asked anything.
 
     May be called in any thread while others read: a read under way ends on its old connection.
-    Does nothing if another thread has done so since `seen` was the generation.
-
-    Raises CredentialsError, at the end, if the new settings name credentials that are not there.
+    Does nothing if another thread has done so since `seen` was its `generation`.
     """
     import fsspec
 
-    global generation, _environment
+    global _generation, _environment
     with _lock:
-        if seen not in (None, generation):
+        if seen not in (None, (_generation, os.getpid())):
             return
-        generation += 1
-        _environment = _variables()
+        _generation += 1
+        _environment = tuple(map(os.environ._data.get, _VARIABLES))  # type: ignore[attr-defined]
         _stores.clear()
         for kind in set(fsspec.registry.values()):
             if kind.__name__ != "S3FileSystem":
                 kind.clear_instance_cache()
-        s3fs, failed = sys.modules.get("s3fs"), None
+        s3fs = sys.modules.get("s3fs")
         for filesystem in list(s3fs.S3FileSystem._cache.values()) if s3fs else ():
             filesystem.invalidate_cache()
             try:
                 filesystem.connect(refresh=True, timeout=_RECONNECT_S)
-            except Exception as error:
-                # Nobody needs to know of one that has never connected, or that is of an event loop
-                # of the user's.
-                if filesystem._s3 is not None and not filesystem.asynchronous:
-                    failed = error
-        if failed is not None:
-            raise faults.sentence(failed, "s3://", {})
+            except Exception:
+                filesystem._s3 = None  # the next use connects it, and says why it cannot
 
 
 def store(filesystem: Any, bucket: str) -> Any:
@@ -131,11 +107,10 @@ def _connected(filesystem: Any, bucket: str) -> Any:
     options = filesystem.storage_options
     client_options = options.get("client_kwargs") or {}
     given = [*options, *client_options, *(options.get("config_kwargs") or {})]
-    if not all(map(_OPTIONS.fullmatch, given)):
-        return None
     meta, verify = filesystem.s3.meta, client_options.get("verify")
     endpoint, region, is_aws = meta.endpoint_url, meta.region_name, _AWS.match(meta.endpoint_url)
-    if meta.config.s3 or ("amazonaws" in endpoint and not is_aws):  # other ways to address a bucket
+    is_odd = meta.config.s3 or ("amazonaws" in endpoint and not is_aws)  # in how it names a bucket
+    if is_odd or not all(map(_OPTIONS.fullmatch, given)):
         return None
     if is_aws:
         region = _region(filesystem, bucket) or region
@@ -186,13 +161,10 @@ def _keys(filesystem: Any) -> Callable[[], Any]:
     given = (filesystem.key, filesystem.secret, filesystem.token)
 
     def keys() -> dict[str, Any]:
-        expires = None
-        access_key, secret_key, token = given
+        expires, (access_key, secret_key, token) = None, given
         if not access_key:
-            loop, session = filesystem.loop, filesystem.session
-            found = sync(loop, session.get_credentials)
-            frozen = sync(loop, found.get_frozen_credentials)
-            access_key, secret_key, token = frozen.access_key, frozen.secret_key, frozen.token
+            found = sync(filesystem.loop, filesystem.session.get_credentials)
+            access_key, secret_key, token = sync(filesystem.loop, found.get_frozen_credentials)[:3]
             expires = getattr(found, "_expiry_time", None)  # it has no public name
         return {
             "access_key_id": access_key,
@@ -204,83 +176,67 @@ def _keys(filesystem: Any) -> Callable[[], Any]:
     return keys
 
 
-def get(store: Any, key: str, start: int, length: int | None) -> Content:
-    """The bytes of an object from `start`, `length` of them or all."""
+def get(store: Any, key: str, start: int, length: int | None) -> tuple[bytes, int, str]:
+    """The bytes of an object from `start`, `length` of them or all; its size, its ETag."""
     options: dict[str, Any] = {"range": {"offset": start}} if start else {}
     if length is not None:
         options = {"range": (start, start + length)}
     result = store.get(key, options=options)
-    meta, (begin, end) = result.meta, result.range
-    data = bytes(result.bytes())
-    if len(data) != end - begin:
-        raise asyncio.IncompleteReadError(data, end - begin)
-    return Content(data, meta["size"], _etag(meta))
+    return bytes(result.bytes()), result.meta["size"], _etag(result.meta)
 
 
 def find(
-    store: Any,
-    prefix: str,
-    on_progress: OnProgress,
-    done: dict[str, Found],
-    page: int = _PAGE,
-) -> tuple[list[FileInfo], list[str]]:
-    """All objects below a prefix ("" or one that ends in "/"), in no order, and empty folders.
+    store: Any, prefix: str, on_progress: OnProgress, done: dict[str, list[Entry]]
+) -> Listing | None:
+    """All objects below a prefix ("" or one that ends in "/"); None where s3fs is to be asked.
 
-    Keys come by pages of 1,000, each of which takes the store tens of milliseconds. Where the first
-    page shows that there are folders, these are listed at the same time. `done` keeps what was
-    found: another try, after an error, asks for the rest.
+    Keys come by pages of 1,000, each of which takes the store tens of milliseconds: folders are
+    listed at the same time. `done` keeps what was found: another try, after an error, asks for the
+    rest.
     """
     from fsspec.asyn import get_loop, sync
 
-    gate, num_found = asyncio.Semaphore(_AT_ONCE), 0
+    gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def list_all(prefix: str) -> None:
-        nonlocal num_found
+    async def list_below(folder: str) -> None:
         async with gate:
-            if prefix not in done:
-                done[prefix] = await _list_below(store, prefix, page)
-        num_found += len(done[prefix][0])
-        on_progress(num_found)
-        below = map(list_all, done[prefix][1])
-        for failed in await asyncio.gather(*below, return_exceptions=True):
+            found: list[Entry] = []
+            async for page in store.list(folder, chunk_size=_PAGE):
+                found += page
+                on_progress(len(found) + sum(map(len, done.values())))
+            done[folder] = found
+
+    async def list_all() -> tuple[list[Entry], list[str]]:
+        top = await store.list_with_delimiter_async(prefix or None)
+        folders = [f"{one.rstrip('/')}/" for one in top["common_prefixes"]]
+        tasks = [list_below(one) for one in folders if one not in done]
+        for failed in await asyncio.gather(*tasks, return_exceptions=True):
             if failed is not None:
                 raise failed
+        return list(top["objects"]), folders
 
-    sync(get_loop(), list_all, prefix)
-    entries = [entry for found, _ in done.values() for entry in found]
-    marks = _folder_marks(store, [entry["path"] for entry in entries if not entry["size"]])
+    entries, folders = sync(get_loop(), list_all)
+    deep = [one for folder in folders for one in done[folder] if len(one["path"]) > len(folder)]
+    # A key that ends in "/" marks a folder, and obstore leaves the "/" out.
+    marks = {one["path"] for one in deep if not one["size"] and "." not in _last(one["path"])}
+    if marks - {above for one in deep if marks for above in _parents(one["path"])}:
+        return None  # it may be a folder without files, or a file without bytes
     skip = len(prefix)
     files = [
-        FileInfo(entry["path"][skip:], entry["size"], _etag(entry))
-        for entry in entries
-        if len(entry["path"]) > skip and entry["path"] not in marks
+        FileInfo(one["path"][skip:], one["size"], _etag(one))
+        for one in entries + deep
+        if len(one["path"]) > skip and one["path"] not in marks
     ]
-    return files, [path[skip:].split("/")[0] for path in marks if len(path) > skip]
+    return listing(files, [one[skip:-1] for one in folders]) if files else None
 
 
-async def _list_below(store: Any, prefix: str, page: int) -> Found:
-    """What lies below a prefix, and the prefixes below it that are still to be listed."""
-    entries: list[Entry] = []
-    async for more in store.list(prefix or None, chunk_size=page):
-        entries += more
-        if len(entries) == page and any("/" in entry["path"][len(prefix) :] for entry in more):
-            below = await store.list_with_delimiter_async(prefix or None)
-            deeper = [f"{one.rstrip('/')}/" for one in below["common_prefixes"]]
-            return list(below["objects"]), deeper
-    return entries, []
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
-def _folder_marks(store: Any, empty: list[str]) -> set[str]:
-    """Which empty objects are no files: one whose key ends in "/" marks a folder.
-
-    obstore leaves the "/" out, so these and empty files without an extension look the same.
-    """
-    suspects = {path for path in empty if "." not in path.rsplit("/", 1)[-1]}
-    found: set[str] = set()
-    for above in {path.rpartition("/")[0] for path in suspects}:
-        below = store.list_with_delimiter(above or None)["common_prefixes"]
-        found |= suspects & {prefix.rstrip("/") for prefix in below}
-    return found
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _etag(meta: Entry) -> str:

@@ -15,10 +15,40 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import TypeVar
 
 from gpupool.data.stores.retry import try_until
 
-_JOIN_S = 2.0  # threads that have nothing to do end at once
+T = TypeVar("T")
+
+
+def interruptible(operation: Callable[[], T]) -> T:
+    """What `operation` gives or raises; in the main thread, an interrupt ends the waiting for it.
+
+    There it runs in a thread of its own, which ends when the operation does: Python raises
+    KeyboardInterrupt in the main thread alone, and not before a call into a library returns.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return operation()
+    is_left = threading.Event()
+    done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try_until(is_left.is_set)
+        try:
+            done.put((operation(), None))
+        except BaseException as error:  # raised in the main thread
+            done.put((None, error))
+
+    _thread.start_new_thread(work, ())
+    try:
+        value, error = done.get()
+    except BaseException:
+        is_left.set()
+        raise
+    if error is not None:
+        raise error
+    return value  # type: ignore[return-value]  # None only if that is what it gave
 
 
 def start_threads(name: str, works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
@@ -26,22 +56,14 @@ def start_threads(name: str, works: Sequence[Callable[[], None]]) -> list[thread
 
     Raises RuntimeError if the system has no more threads.
     """
-    started: SimpleQueue[list[threading.Thread] | BaseException] = SimpleQueue()
 
-    def start() -> None:
+    def start() -> list[threading.Thread]:
         threads = [threading.Thread(target=work, name=name, daemon=True) for work in works]
-        try:
-            for thread in threads:
-                thread.start()
-            started.put(threads)
-        except BaseException as error:  # raised again in the thread that asks
-            started.put(error)
+        for thread in threads:
+            thread.start()
+        return threads
 
-    _thread.start_new_thread(start, ())
-    result = started.get()
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    return interruptible(start)
 
 
 @contextmanager
@@ -57,8 +79,8 @@ def reading_threads(num: int, name: str) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def join_threads(threads: Sequence[threading.Thread], most_s: float = _JOIN_S) -> None:
-    """Wait for threads that have nothing to do any more, at most two seconds unless given."""
+def join_threads(threads: Sequence[threading.Thread], most_s: float) -> None:
+    """Wait for their end, but no longer."""
     deadline = time.monotonic() + most_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

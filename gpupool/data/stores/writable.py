@@ -15,7 +15,6 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from gpupool.core.errors import DataError
 from gpupool.data.stores.folder import Folder
 
 _PARTS = ".gpupool-*.part"  # local files that are being written
@@ -99,15 +98,13 @@ class Target(Folder):
         self.do(_prepare, doing="writing")
         probe = f"gpupool-probe-{secrets.token_hex(4)}"
         self.put(probe, b"probe")
-        if self.get(probe) != b"probe":
-            what = f"{self.name(probe)} does not hold what was written; check the store"
-            raise DataError(what, "not kept", url=self.name(probe))
+        self.get(probe)
         self.remove(probe)
 
 
 def _is_bucket(filesystem: Any) -> bool:
     names = filesystem.protocol
-    return bool(({names} if isinstance(names, str) else set(names)) & _WITHOUT_FOLDERS)
+    return not _WITHOUT_FOLDERS.isdisjoint([names] if isinstance(names, str) else names)
 
 
 def _prepare(filesystem: Any, root: str) -> None:
@@ -130,13 +127,14 @@ def _write_local(path: Path, data: bytes | bytearray | memoryview, is_new: bool)
             file.flush()
             os.fsync(file.fileno())
         if is_new:
-            _link(part, path)
+            try:
+                path.hardlink_to(part)
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without links: moments after it was looked for
+                part.replace(path)
         else:
             part.replace(path)
-    except FileExistsError:
-        if is_new and path.exists():
-            return False
-        raise
     finally:
         part.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -145,13 +143,3 @@ def _write_local(path: Path, data: bytes | bytearray | memoryview, is_new: bool)
     finally:
         os.close(folder)
     return True
-
-
-def _link(part: Path, path: Path) -> None:
-    """Give a file a name that no other one has. Raises FileExistsError."""
-    try:
-        path.hardlink_to(part)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: moments after it was looked for
-        part.replace(path)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpupool.core.botocore_logs import quiet_botocore
 from gpupool.core.errors import CredentialsError, GpuPoolError
 from gpupool.core.formatting import shortened
 from gpupool.core.wire.environ import AWS_KEY_NAMES
@@ -58,8 +57,7 @@ class AwsChain:
             CredentialsError: there are none, or they cannot be had.
         """
         try:
-            with quiet_botocore():
-                return self._resolve()
+            return self._resolve()
         except Exception as error:  # profile missing, login ran out, program or network fails
             reason = shortened(redact(str(error), self._hidden), 300).rstrip(".")
             raise CredentialsError(

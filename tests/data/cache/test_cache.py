@@ -2,188 +2,115 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from gpupool import ImageDatastore, TarDatastore
-from gpupool.core.errors import DataError, OptionsError, SampleError
-from gpupool.data.cache.cache import Cached, DiskCache
+from gpupool.core.errors import DataError, MissingSampleError, OptionsError
+from gpupool.data.cache.cache import Cached
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
 from tests.data.datastores.test_tar import shard
 from tests.servers.s3 import SeaweedServer
-from tests.servers.slow_s3 import SlowS3
 from tests.support.raising import raises
 
-NUM_OBJECTS = 40
-OBJECTS = {f"in/{n:02}.bin": n.to_bytes(2, "little") * (1000 + 100 * n) for n in range(NUM_OBJECTS)}
+MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def bucket(s3: SeaweedServer) -> str:
-    url = s3.make_bucket("cached")
-    s3.put_objects("cached", OBJECTS)
-    return url
+def source(name: str, place: Path, limit_mib: float = 1024, num: int = 0) -> Cached:
+    """`num` files of a MiB in memory, through a cache."""
+    fsspec.filesystem("memory").pipe({f"/{name}/{one}": bytes([one]) * MIB for one in range(num)})
+    return Cached(Folder(f"memory://{name}"), limit_mib / 1024, str(place))
 
 
-@pytest.fixture
-def folder(s3: SeaweedServer, bucket: str) -> Folder:
-    os.environ.update(s3.env)
-    return Folder(f"{bucket}/in")
+def put(cached: Cached, path: str, content: bytes) -> FileRef:
+    """A file in its store; the version is another one for other content."""
+    fsspec.filesystem("memory").pipe(f"/{cached.shown_url[9:]}/{path}", content)
+    return FileRef(path, len(content), 1 + sum(content))
 
 
-@pytest.fixture
-def files(folder: Folder) -> list[FileRef]:
-    return [file.ref for file in folder.list_files().files]
-
-
-def cached(folder: Folder, place: Path) -> Cached:
-    return Cached(folder, limit_gib=1, folder=str(place))
-
-
-def read_counting(source: Cached, files: list[FileRef]) -> tuple[int, int]:
-    """Reads all; how many came from the store, and from the disk."""
+def reads(cached: Cached, num: int = 32) -> tuple[int, int]:
+    """Reads the files of a `source`; how many came from the store, and from the disk."""
     before = counts.snapshot()
-    for file in files:
-        assert source.read(file) == OBJECTS[f"in/{file.path}"]
+    for one in range(num):
+        assert cached.read(FileRef(str(one), MIB, 7)) == bytes([one]) * MIB
     done = counts.snapshot() - before
     return done.reads, done.cached_reads
 
 
-def test_the_second_time_it_comes_from_the_disk(
-    folder: Folder, files: list[FileRef], tmp_path: Path
-) -> None:
-    source = cached(folder, tmp_path)
-    assert read_counting(source, files[:10]) == (10, 0)
-    assert read_counting(source, files) == (30, 10)
-    assert read_counting(source, files) == (0, 40)
-    assert (source.shown_url, source.name("a")) == (folder.shown_url, folder.name("a"))
+def kept(place: Path) -> list[Path]:
+    """The contents in a cache, without what is noted about them."""
+    return [path for path in place.rglob("*") if path.is_file() and path.name != "blocks"]
 
 
-def test_a_second_epoch_needs_no_network(folder: Folder, s3: SeaweedServer, tmp_path: Path) -> None:
-    source = cached(folder, tmp_path)
-    with SlowS3(s3.endpoint) as network:
-        os.environ["AWS_ENDPOINT_URL"] = network.endpoint
-        files = [file.ref for file in folder.list_files().files]
-        network.stats()
-        assert read_counting(source, files) == (40, 0)
-        assert network.stats()["requests"] == 40
-    # now nobody listens there
-    assert read_counting(source, files) == (0, 40)
+def test_the_second_time_it_comes_from_the_disk(tmp_path: Path) -> None:
+    cached = source("second", tmp_path, num=32)
+    assert [reads(cached, 10), reads(cached), reads(cached)] == [(10, 0), (22, 10), (0, 32)]
+    shutil.rmtree(tmp_path / os.listdir(tmp_path)[0])  # by anybody, at any time
+    assert [reads(cached), reads(cached)] == [(32, 0), (0, 32)]
 
 
-def test_a_changed_object_is_read_anew_and_ranges_are_kept_apart(
-    folder: Folder, s3: SeaweedServer, tmp_path: Path
-) -> None:
-    source = cached(Folder(folder.url.replace("/in", "/changes")), tmp_path)
+def test_versions_and_ranges_are_kept_apart(tmp_path: Path) -> None:
+    cached = source("apart", tmp_path)
     for content in (b"first", b"other"):  # of the same size
-        s3.put_objects("cached", {"changes/1": content})
-        (info,) = source.source.list_files().files  # type: ignore[attr-defined]
+        file = put(cached, "1", content)
         for _ in range(2):
-            assert source.read(info.ref) == content
-            assert source.read(info.ref, 1, 3) == content[1:4]
-            assert source.read(info.ref, 3) == content[3:]
-
-
-def test_files_without_a_version_are_always_read(tmp_path: Path) -> None:
-    (tmp_path / "1").write_bytes(b"one")
-    source = cached(Folder(str(tmp_path)), tmp_path / "cache")
-    file = FileRef("1", 3)
-    assert source.read(file) == b"one"
-    (tmp_path / "1").write_bytes(b"two")
-    assert source.read(file) == b"two"
-
-
-def test_after_an_error_the_next_try_reads_again(tmp_path: Path) -> None:
-    cache = DiskCache(tmp_path)
-
-    def fail() -> bytes:
-        raise SampleError("s3://b/1 does not exist", "s3://b/1", "missing")
-
-    for _ in range(2):
-        with raises(SampleError, url="s3://b/1"):
-            cache.read("in/1", fail, 2**30)
-    assert cache.read("in/1", lambda: b"now", 2**30) == b"now"
-
-
-def test_a_cache_that_cannot_be_read_is_said_once_and_reading_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "cache"
-    cache = DiskCache(folder)
-    assert cache.read("in/1", lambda: b"one", 2**30) == b"one"
-    shutil.rmtree(folder)
-    folder.write_text("no folder")
-    with caplog.at_level("WARNING", "gpupool"):
-        for number in (1, 2, 1):
-            assert cache.read(f"in/{number}", lambda: b"again", 2**30) == b"again"
-    ours = [record for record in caplog.records if record.name == "gpupool"]
-    assert (len(ours), cache.stopped) == (1, "Not a directory")
+            assert cached.read(file) == content
+            assert cached.read(file, 1, 3) == content[1:4]
+            assert cached.read(file, 3) == content[3:]
+    put(cached, "1", b"third")
+    assert cached.read(FileRef("1", 5)) == b"third"  # without a version
+    with raises(MissingSampleError, reason="missing"):
+        cached.read(FileRef("2", 3, 1 + sum(b"now")))
+    assert cached.read(put(cached, "2", b"now")) == b"now"
 
 
 @pytest.mark.parametrize("damaged", [b"", b"cut", bytes(8) + b"content"])
 def test_a_damaged_file_is_replaced(damaged: bytes, tmp_path: Path) -> None:
-    read = functools.partial(DiskCache(tmp_path).read, "in/1", limit=2**30)
-    assert read(lambda: b"content") == b"content"
-    (tmp_path / "in" / "1").write_bytes(damaged)
-    assert [read(lambda: b"content"), read(lambda: b"other")] == [b"content"] * 2
+    cached = source("damaged", tmp_path)
+    file = put(cached, "1", b"content")
+    for _ in range(2):
+        assert cached.read(file) == b"content"
+        (path,) = kept(tmp_path)
+        path.write_bytes(damaged)
 
 
-def fill(folder: Path, source: str, limit: int) -> int:
-    """Reads 32 contents of a MiB; how many of them are kept by then."""
-    cache = DiskCache(folder)
-    for number in range(32):
-        assert cache.read(f"{source}/{number}", lambda: bytes(1 << 20), limit) == bytes(1 << 20)
-    return len(list(folder.glob(f"{source}/[0-9]*")))
-
-
-def test_all_of_it_together_keeps_to_the_limit(tmp_path: Path) -> None:
-    limit = 16 << 20
-    assert [fill(tmp_path, source, limit) for source in "ab"] == [15, 0]
-    files = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert sum(file.stat().st_blocks * 512 for file in files) <= limit
-
-
-def test_what_nobody_reads_makes_room_and_what_is_in_use_stays(tmp_path: Path) -> None:
-    limit = 48 << 20
-    assert [fill(tmp_path, source, limit) for source in "ab"] == [32, 15]
-    os.utime(tmp_path / "b", (0, 0))
-    assert fill(tmp_path, "b", limit) == 15  # it was idle: now it is read
-    os.utime(tmp_path / "a", (0, 0))
-    assert fill(tmp_path, "c", limit) == 32
-    assert not (tmp_path / "a").exists()
-
-
-def test_it_is_private_and_holds_no_names(
-    folder: Folder, files: list[FileRef], s3: SeaweedServer, tmp_path: Path
+def test_what_fails_is_said_once_and_reading_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = cached(folder, tmp_path)
-    read_counting(source, files)
-    everything = [tmp_path, *tmp_path.rglob("*")]
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in everything[1:]}
-    assert modes == {0o700, 0o600}
-    shown = repr(source) + pickle.dumps(source).hex() + "".join(map(str, everything))
-    for secret in (s3.env["AWS_SECRET_ACCESS_KEY"], s3.env["AWS_ACCESS_KEY_ID"]):
-        assert secret not in shown
-        assert secret.encode().hex() not in shown
+    cached = source("fails", tmp_path, num=3)
+    place = cached.open()
+    place.rmdir()
+    place.write_text("no folder")
+    with caplog.at_level("WARNING", "gpupool"):
+        assert reads(cached, 3) == (3, 0)
+    said = [record.getMessage() for record in caplog.records]
+    assert 0 < len(said) == len({*said})
 
 
-def test_somebody_may_remove_it_all_at_any_time(
-    folder: Folder, files: list[FileRef], tmp_path: Path
-) -> None:
-    source = cached(folder, tmp_path)
-    read_counting(source, files)
-    subprocess.run(["rm", "-r", *tmp_path.iterdir()], check=True)
-    assert read_counting(source, files) == (40, 0)
-    assert read_counting(source, files) == (0, 40)
+def test_all_of_it_together_keeps_to_the_limit_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    a, b, c = (source(name, tmp_path, 48, 32) for name in ("a", "b", "c"))
+    assert reads(a) == (32, 0)
+    (folder_of_a,) = a.open().iterdir()
+    assert [reads(one) for one in (b, a, b)] == [(32, 0), (0, 32), (17, 15)]
+    assert sum(path.stat().st_blocks * 512 for path in kept(tmp_path)) <= 48 * MIB
+    os.utime(folder_of_a, (0, 0))
+    assert [reads(c), reads(c), reads(a)] == [(32, 0), (0, 32), (32, 0)]
+
+
+def test_it_is_private_and_holds_no_names(tmp_path: Path) -> None:
+    cached = source("hidden-name", tmp_path, num=3)
+    reads(cached, 3)
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+    assert "hidden" not in "".join(map(str, tmp_path.rglob("*")))
 
 
 def test_a_datastore_can_be_cached(photos_url: str, s3: SeaweedServer, tmp_path: Path) -> None:
@@ -215,13 +142,6 @@ def test_members_of_tars_are_cached_one_by_one(s3: SeaweedServer, tmp_path: Path
         assert (done.reads, done.cached_reads) == expected
 
 
-def test_a_store_without_versions_cannot_be_cached(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "1.png").write_bytes(b"")
-    with raises(OptionsError, "(ETags)"):
-        ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))
-
-
 def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     for limit in (0, -1, float("nan"), float("inf")):
         with raises(OptionsError, "limit_gib"):
@@ -230,3 +150,7 @@ def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     with raises(DataError, kind="cannot make"):
         Cached(Folder("s3://none"), 1, str(tmp_path / "file")).open()
     assert Cached(Folder("s3://none"), 1, "x").folder == os.path.abspath("x")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"")
+    with raises(OptionsError, "(ETags)"):
+        ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))

@@ -1,8 +1,12 @@
-"""Reading from real stores, and what their faults look like."""
+"""Files of stores of any kind: listed, read, and what their faults look like."""
 
 from __future__ import annotations
 
-import os
+import functools
+import http.server
+import threading
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -11,97 +15,92 @@ import pytest
 from gpupool.core.errors import (
     CredentialsError,
     DataError,
-    DataNotFoundError,
+    MissingSampleError,
     OptionsError,
+    SampleError,
 )
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo
-from gpupool.data.stores.s3 import refresh_filesystems
+from gpupool.data.stores.interface import FileInfo, FileRef, Listing, listing
+from gpupool.data.stores.retry import counts
+from gpupool.data.stores.writable import Target
 from tests.data.stores_read import read_many
-from tests.servers.s3 import SeaweedServer
+from tests.servers.proxy import Fault
+from tests.servers.slow_s3 import SlowS3
 from tests.support.raising import raises
 
-OBJECTS = {"in/a/1.txt": b"one", "in/a/[1].txt": b"brackets", "in/b/2.txt": b"two", "in/void/": b""}
+NAMES = ("in/a/1.txt", "in/b/2.txt")
+CONTENT = b"0123456789"
 
 
 @pytest.fixture(scope="module")
-def bucket(s3: SeaweedServer) -> str:
-    url = s3.make_bucket("fetch")
-    s3.put_objects("fetch", OBJECTS)
-    return url
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    with zipfile.ZipFile(folder / "all.zip", "w") as archive:
+        for name in NAMES:
+            archive.writestr(name, CONTENT)
+    for url in (str(folder), "memory://fetch"):
+        for name in NAMES:
+            Target(url).put(name, CONTENT)
+    return folder
 
 
-@pytest.fixture
-def in_s3(s3: SeaweedServer, bucket: str) -> Folder:
-    os.environ.update(s3.env)
-    return Folder(f"{bucket}/in")
+@pytest.fixture(scope="module")
+def web(files: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Not into the output of the tests."""
+
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(files))
+    )
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
-def fill(url: str) -> Folder:
-    for key, content in OBJECTS.items():
-        if not key.endswith("/"):
-            filesystem, path = fsspec.core.url_to_fs(f"{url}/{key}")
-            filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-            filesystem.pipe_file(path, content)
-    return Folder(f"{url}/in")
+@pytest.mark.parametrize(
+    "url", ["{0}/in", "file://{0}/in", "memory://fetch/in", "zip://in::{0}/all.zip", "{1}/in"]
+)
+def test_stores_of_all_kinds_are_listed_and_read(files: Path, web: str, url: str) -> None:
+    folder = Folder(url.format(files, web))
+    found = folder.list_files()
+    paths = ["a/1.txt", "b/2.txt"]
+    assert [file.path for file in found.files] == paths
+    assert found.folders == ["a", "b"]
+    one = found.files[0].ref
+    assert folder.read(one) == CONTENT
+    # this HTTP server knows no ranges
+    assert (folder.read(one, 3, 4), folder.read(one, 8)) == (b"3456", b"89")
+    with raises(MissingSampleError, "a/3.txt"):
+        folder.read(FileRef("a/3.txt", 10))
+    assert read_many(folder, paths * 20) == [CONTENT] * 40
 
 
-def test_lists_files_with_size_and_etag_and_folders_even_empty_ones(in_s3: Folder) -> None:
-    files, folders = in_s3.list_files()
-    assert [file.path for file in files] == ["a/1.txt", "a/[1].txt", "b/2.txt"]
-    assert files[0] == FileInfo("a/1.txt", 3, "f97c5d29941bfb1b2fdab0874906ab82")
-    assert folders == ["a", "b", "void"]
+def test_the_hidden_is_left_out_and_a_folder_may_be_empty() -> None:
+    def info(path: str) -> FileInfo:
+        return FileInfo(path, 1, "")
+
+    names = ("seen/1", ".checkpoints/2", "seen/.hidden", "top")
+    found = listing(map(info, names), ["void", ".void"])
+    assert found == Listing([info("seen/1"), info("top")], ["seen", "void"])
 
 
-def test_listing_and_reading_are_the_same_in_memory_and_on_disk(tmp_path: Path) -> None:
-    for folder in (fill("memory://fetch"), fill(str(tmp_path)), fill(f"file://{tmp_path}")):
-        files, folders = folder.list_files()
-        assert [(file.path, file.size) for file in files] == [
-            ("a/1.txt", 3),
-            ("a/[1].txt", 8),
-            ("b/2.txt", 3),
-        ]
-        assert folders == ["a", "b"]
-        assert read_many(folder, ["b/2.txt", "a/[1].txt"]) == [b"two", b"brackets"]
-
-
-def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
-    for name in ("seen/1.txt", ".ipynb_checkpoints/2.txt", "seen/.hidden"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    files, folders = Folder(str(tmp_path)).list_files()
-    assert [file.path for file in files] == ["seen/1.txt"]
-    assert folders == ["seen"]
-
-
-def test_a_new_object_is_listed_the_next_time(in_s3: Folder, s3: SeaweedServer) -> None:
-    folder = Folder(in_s3.url.replace("/in", "/grows"))
-    s3.put_objects("fetch", {"grows/1": b"1"})
-    assert len(folder.list_files().files) == 1
-    s3.put_objects("fetch", {"grows/x/2": b"2"})
-    assert folder.list_files().folders == ["x"]
-
-
-def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
-    os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
-    with raises(CredentialsError, "(InvalidAccessKeyId)", kind="refused") as caught:
-        in_s3.list_files()
-    assert caught.value.url == "s3://fetch/in"
-    assert caught.value.__suppress_context__
-    with raises(CredentialsError, "s3://fetch/in", kind="refused"):
-        read_many(in_s3, ["a/1.txt"])
-
-
-def test_a_missing_key_is_one_sentence(in_s3: Folder) -> None:
-    del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-    with raises(CredentialsError, "in: ", "(Unable ", kind="no key"):
-        in_s3.list_files()
-
-
-@pytest.mark.parametrize("url", ["s3://no-such-bucket/in", "s3://no-such-bucket", "s3://fetch/on"])
-def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> None:
-    with raises(DataNotFoundError, kind="missing", url=url):
-        Folder(url).list_files()
+def test_what_passes_is_tried_again_over_http_too(web: str) -> None:
+    with SlowS3(web) as slow:
+        folder = Folder(f"{slow.endpoint}/in")
+        for fault, reason in (("503", "503"), ("cut", "cut short")):
+            slow.inject(Fault(fault, match="1.txt", times=1))
+            before = counts.snapshot()
+            assert folder.read(FileRef("a/1.txt", 10)) == CONTENT
+            seen = counts.snapshot() - before
+            assert (seen.reads, seen.retries) == (1, 1)
+            assert seen.last_reason.startswith(reason)
+        slow.inject(Fault("denied"))
+        with raises(CredentialsError, "in/a/1.txt", "403", kind="denied"):
+            folder.read(FileRef("a/1.txt", 10))
 
 
 @pytest.mark.parametrize(
@@ -113,24 +112,19 @@ def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> No
         (__file__, "file", ""),
     ],
 )
-def test_other_faults_are_one_sentence_too(url: str, kind: str, shown: str) -> None:
+def test_faults_are_one_sentence(url: str, kind: str, shown: str) -> None:
     with raises(DataError, shown, kind=kind, url=url):
         Folder(url).list_files()
 
 
-def test_secrets_are_neither_printed_nor_in_messages() -> None:
-    with raises(OptionsError, "s3://***@host/in"):
-        Folder("s3:/user:password@host/in")
-    options = {
-        "key": "hidden-0",
-        "secret": "hidden-1",
-        "client_kwargs": {"endpoint_url": "hidden-1 hidden-2"},
-    }
-    os.environ["AWS_SESSION_TOKEN"] = "hidden-2"
-    folder = Folder("s3://fetch/in", options)
-    with raises(DataError, "ValueError: Invalid endpoint: [hidden] [hidden]", kind="other"):
-        folder.list_files()
-    assert "hidden" not in repr(folder)
+def test_a_file_that_is_other_than_its_listing_is_named() -> None:
+    fsspec.filesystem("memory").pipe({"/changes/a": b"12345", "/changes/b": b""})
+    folder = Folder("memory://changes")
+    a, b = (file.ref for file in folder.list_files().files)
+    fsspec.filesystem("memory").pipe({"/changes/a": b"123456"})
+    for file, reason in ((a, "changed"), (b, "empty"), (FileRef("c", 3), "missing")):
+        with raises(SampleError, reason=reason, url=f"memory://changes/{file.path}"):
+            folder.read(file)
 
 
 @pytest.mark.parametrize(
@@ -148,26 +142,5 @@ def test_what_a_url_holds_is_not_shown(url: str, shown: str) -> None:
     folder = Folder(url)
     assert (folder.url, folder.shown_url) == (url, shown)
     assert "hidden" not in repr(folder) + folder.name("a.jpg")
-
-
-def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder) -> None:
-    right, wrong = os.environ["AWS_ACCESS_KEY_ID"], "WRONG"
-    os.environ["AWS_ACCESS_KEY_ID"] = wrong
-    held = fsspec.filesystem("s3")
-    with pytest.raises(PermissionError):
-        held.ls("fetch/in")
-    os.environ["AWS_ACCESS_KEY_ID"] = right
-    with pytest.raises(PermissionError):  # what refresh_filesystems is there for
-        held.ls("fetch/in")
-    for _ in range(2):  # the second round proves that it is still found after the first
-        os.environ["AWS_ACCESS_KEY_ID"] = right
-        refresh_filesystems()
-        assert len(held.ls("fetch/in")) == 3
-        assert fsspec.filesystem("s3") is held
-        assert len(in_s3.list_files().files) == 3
-        os.environ["AWS_ACCESS_KEY_ID"] = wrong
-        refresh_filesystems()
-        with pytest.raises(PermissionError):
-            held.ls("fetch/in")
-        with pytest.raises(CredentialsError):
-            in_s3.list_files()
+    with raises(OptionsError, "***@host/in"):
+        Folder("s3:/user:hidden@host/in")

@@ -9,19 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpupool.core import progress
-from gpupool.core.errors import CredentialsError, DataError, SampleError
-from gpupool.core.progress import Course
+from gpupool.core.errors import CredentialsError, DataError
 from gpupool.data.stores.faults import without_secrets
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.writable import Target
-from tests.data.reading.points import until
 from tests.data.stores_read import read_many
 from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer
@@ -91,6 +87,9 @@ def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> Non
         folder.read(FileRef("7.bin", 50_000))
     with raises(DataError, "s3://faults/in", "3 times", kind="busy"):
         folder.list_files()
+    slow.inject(Fault("500", method="PUT"))
+    with raises(DataError, "faults/out/a", "3 times", "500 InternalE", kind="busy"):
+        Target("s3://faults/out").put("a", b"1")
 
 
 def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
@@ -137,111 +136,23 @@ def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS
         folder.read(FileRef("3.bin", 0))
 
 
-def test_keys_that_were_good_are_waited_for_and_others_are_not(
-    folder: Folder, slow: SlowS3
-) -> None:
-    """Newer ones may be under way; a listing with such keys fails at once."""
-    assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
-    slow.inject(Fault("expired", times=6))
-    before = counts.snapshot()
-    assert folder.read(FileRef("4.bin", 0)) == CONTENT["4.bin"]
-    seen = counts.snapshot() - before
-    assert (seen.retries, seen.last_reason) == (2, "403 ExpiredToken")
-    slow.inject(Fault("expired"))
-    before = counts.snapshot()
-    with raises(CredentialsError, "ExpiredToken", kind="expired"):
-        folder.list_files()
-    assert counts.snapshot() == before
-
-
-@pytest.mark.long
-def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slow: SlowS3) -> None:
-    told: list[Course] = []
-    opening = progress._opening[:]
-    progress.draw_with(lambda course: told.append)
-    try:
-        assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
-        slow.be_gone()
-        with ThreadPoolExecutor(8) as threads:
-            reads = [threads.submit(folder.read, FileRef(f"{n}.bin", 0)) for n in range(8)]
-            # longer than it takes to give up a store that was never there
-            until(lambda: bool(told) and told[-1].elapsed_s > 4)
-            slow.be_gone(False)
-            assert [read.result() for read in reads] == list(CONTENT.values())[:8]
-        assert {course.what for course in told} == {"reading is tried again (no connection)"}
-        assert [course.is_over for course in told if course.is_over] == [True]  # one line for all
-    finally:
-        slow.be_gone(False)
-        progress._opening[:] = opening
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -> None:
     os.environ["AWS_ENDPOINT_URL"] = url
     began = time.monotonic()
-    with raises(DataError, f" {url} ", kind="unreachable", url="s3://faults/in"):
-        folder.list_files()
+    with raises(DataError, url, kind="unreachable", url="s3://elsewhere/in"):
+        Folder("s3://elsewhere/in").list_files()
     assert time.monotonic() - began < 30  # a quarter of what one that had answered is waited for
 
 
-def test_a_listing_that_is_cut_off_is_listed_again(folder: Folder, slow: SlowS3) -> None:
-    slow.inject(Fault("half", match="list-type", times=2))
-    assert len(folder.list_files().files) == 40
-    os.environ["AWS_MAX_ATTEMPTS"] = "2"
-    slow.inject(Fault("half", match="list-type"))
-    with raises(DataError, "faults/in", kind="busy"):
-        folder.list_files()
-
-
-def test_what_failed_to_be_written_says_so(folder: Folder, slow: SlowS3) -> None:
-    os.environ["AWS_MAX_ATTEMPTS"] = "2"
-    slow.inject(Fault("500", method="PUT"))
-    with raises(DataError, "faults/out/a", "2 times", "500 InternalE", kind="busy"):
-        Target("s3://faults/out").put("a", b"1")
-
-
-def test_a_bucket_elsewhere_is_found(folder: Folder, slow: SlowS3) -> None:
-    """The store names the region; the requests after the first are signed for it."""
-    slow.inject(Fault("region", times=1))
-    slow.stats()
-    assert [folder.read(FileRef("3.bin", 0)) for _ in range(2)] == [CONTENT["3.bin"]] * 2
-    assert slow.stats()["requests"] == 3
-
-
-def test_a_sample_that_is_other_than_its_listing_is_named(
-    folder: Folder, s3: SeaweedServer
-) -> None:
-    s3.put_objects("faults", {"changes/a": b"first", "changes/b": b"", "changes/c": b"12345"})
-    changes = Folder("s3://faults/changes")
-    a, b, c = (file.ref for file in changes.list_files().files)
-    assert changes.read(a) == b"first"
-    with raises(SampleError, "s3://faults/changes/b") as empty:
-        changes.read(b)
-    s3.put_objects("faults", {"changes/a": b"other", "changes/c": b"123456"})
-    with raises(SampleError, "changes/a", "ETag is") as same:
-        changes.read(a)
-    with raises(SampleError, "changes/c", "5 bytes then, 6 now") as longer:
-        changes.read(c)
-    with raises(SampleError, "changes/c"):
-        changes.read(c, 1, 2)
-    with raises(SampleError, "changes/d") as missing:
-        changes.read(FileRef("d", 3))
-    found = [error.value.reason for error in (empty, same, longer, missing)]
-    assert found == ["empty", "changed", "changed", "missing"]
-    assert same.value.url == "s3://faults/changes/a"
-
-
-@pytest.mark.parametrize(
-    "key", [b"c4n4ry-of-32-bytes-for-sse-c-001", bytearray(b"\xff\x00canary-16" * 4)]
-)
-def test_a_key_of_bytes_is_hidden_as_it_is_shown(key: bytes) -> None:
+def test_a_key_of_bytes_is_hidden_as_it_is_shown() -> None:
+    key = b"\xff\x00canary-16" * 4
     options = {"s3_additional_kwargs": {"SSECustomerKey": key, "SSECustomerAlgorithm": "AES256"}}
     in_base64 = base64.b64encode(key).decode()
-    for shown in (repr(bytes(key)), in_base64, str(options)):
+    for shown in (repr(key), in_base64, str(options)):
         text = without_secrets(f"refused: {shown}", options)
         assert "[hidden]" in text
-        assert "c4n4ry" not in text
         assert "canary" not in text
         assert in_base64[2:-4] not in text
     assert "AES256" in without_secrets(str(options), options)
