@@ -1,6 +1,9 @@
-"""Events cross between processes as plain dicts and come back as they were."""
+"""Events and places cross between processes as plain dicts and come back as they were."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import asdict
 
 import pytest
 
@@ -13,6 +16,7 @@ from gpupool.core.wire.events import (
     from_dict,
     to_dict,
 )
+from gpupool.core.wire.location import Collective, Location
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,26 @@ def test_an_event_comes_back_as_it_was(event: Event) -> None:
     assert from_dict(to_dict(event)) == event
 
 
-def test_an_event_of_another_version_is_not_guessed_at() -> None:
-    with pytest.raises(KeyError, match="pause"):
-        from_dict({"kind": "pause"})
+SUM = Collective("all_reduce", 5, [0, 1, 2], 31.2, "float32[4]", "0")
+
+
+def test_a_place_comes_back_as_it_was() -> None:
+    where = Location("Cell In[3], line 2", SUM, "all_reduce", 1.5, False, [SUM, SUM])
+    assert Location.from_dict(json.loads(json.dumps(asdict(where)))) == where
+    assert Location.from_dict(asdict(Location(last=[]))) == Location(last=[])
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        (SUM, Collective("all_reduce", 5, group="0"), True),
+        (SUM, Collective("all_reduce", 6, group="0"), False),
+        (SUM, Collective("all_reduce", 5, group="1"), False),
+        (Collective("recv"), Collective("isend"), True),
+        (Collective("recv"), Collective("irecv"), False),
+    ],
+)
+def test_two_ranks_are_in_the_same_collective(
+    one: Collective, other: Collective, match: bool
+) -> None:
+    assert (one.matches(other), other.matches(one)) == (match, match)

@@ -403,14 +403,16 @@ def test_a_cell_waits_for_the_one_in_the_background_and_says_so(
 
 
 def test_stopping_the_pool_ends_what_runs_and_what_waits_and_stop_does_not_end_that(
-    kernel: Kernel,
+    kernel: Kernel, tmp_path: Path
 ) -> None:
     engines = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pids = kernel.run(engines).text
     kernel.run("%%spmd --nowait -o runs\nimport time\ntime.sleep(60)")
     kernel.run("%%spmd --nowait -o waits\nimport time\ntime.sleep(60)")
-    presses = [(lambda cell: True, kernel.press_stop)] * 3
-    stopped = kernel.run("%gpupool stop", meanwhile=presses)
+    begun = tmp_path / "begun"
+    # All while it runs: one that meets ipykernel between a cell and its reply costs it the reply.
+    presses = [(lambda cell: begun.exists(), kernel.press_stop)] * 3
+    stopped = kernel.run(f"{touch(begun)}\n%gpupool stop", meanwhile=presses)
     if "Pool stopped." not in stopped.text:  # pressed before it had begun: nothing has happened
         assert kernel.run(engines).text == pids
         stopped = kernel.run("%gpupool stop")

@@ -53,7 +53,6 @@ def refusal(command: str, line: str) -> str:
         ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
         ("start", "local remote", "'remote' is too much. Usage: %gpupool start [PROFILE] [option"),
         ("env", "'AWS_*", "%gpupool env: No closing quotation."),
-        ("sync", "0", "give the source rank and the variables"),
         ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
         ("%%spmd", "-o a.b", "argument -o/--out: 'a.b' is not a name that a variable can have."),
         ("%%spmd", "rank", "%%spmd: 'rank' is too much. Usage: %%spmd [-t RANKS] [-o NAME]"),
