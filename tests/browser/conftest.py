@@ -15,23 +15,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session")
-def screenshots() -> Path:
-    """Where pictures go that people look at."""
-    folder = ROOT / "build" / "screenshots"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @pytest.fixture(scope="package")
-def shared_browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
+def shared_browser() -> Iterator[Browser]:
     """Stopped before the tests of other folders: it runs an event loop in this thread."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     from tests.browser.page import CHROMIUM, Browser
 
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
-    with Browser(saves_looks=pytestconfig.getoption("--long")) as started:
+    with Browser() as started:
         yield started
 
 

@@ -1,9 +1,10 @@
-"""How a view looks: pictures for people's eyes, and what a program can tell of them."""
+"""What a program can tell of how a view looks: what is cut, and what axe-core finds fault with."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -11,9 +12,8 @@ if TYPE_CHECKING:
     from tests.browser.page import Page
 
 WIDTHS = (700, 1400)
-HEIGHT = 1500  # what is higher than the window is cut in its picture
-# Sizes settle, then one more frame is drawn.
-SETTLED = "() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))"
+HEIGHT = 1500
+GRAVE = ("serious", "critical")
 # Elements under `root` whose content is wider than they are, and those that end right of the cell
 # they are in; what scrolls sideways may do so where that is allowed.
 CUT = """(root, mayScroll) => {
@@ -25,8 +25,8 @@ CUT = """(root, mayScroll) => {
     };
     // "a long na…", the whole of which is shown by the pointer
     const shortened = e => getComputedStyle(e).textOverflow === 'ellipsis' && e.title;
-    const told = e => e.tagName.toLowerCase() + (e.id ? '#' + e.id : '')
-        + [...e.classList].map(c => '.' + c).join('') + ' ' + e.textContent.trim().slice(0, 40);
+    const told = e => e.tagName.toLowerCase() + [...e.classList].map(c => '.' + c).join('')
+        + ' ' + e.textContent.trim().slice(0, 40);
     const right = (root.closest('.jp-OutputArea') ?? document.body).getBoundingClientRect().right;
     return [root, ...root.querySelectorAll('*')].filter(e => {
         const box = e.getBoundingClientRect();
@@ -39,7 +39,7 @@ CUT = """(root, mayScroll) => {
 }"""
 
 
-def cut_elements(element: Locator, may_scroll: bool) -> list[str]:
+def cut_elements(element: Locator, may_scroll: bool = False) -> list[str]:
     """What of a view does not fit: tag, classes and text of each such element.
 
     With `may_scroll`, what can be scrolled to counts as fitting.
@@ -48,27 +48,26 @@ def cut_elements(element: Locator, may_scroll: bool) -> list[str]:
     return found
 
 
-def save_look(
-    page: Page, element: Locator, folder: Path, name: str, dark: bool, width: int
-) -> None:
-    """Save `name_light_700.png` or its like, of a page that has this theme and width."""
-    if not page.saves_looks:
-        return
-    page.raw.evaluate(SETTLED)
-    theme = "dark" if dark else "light"
-    element.screenshot(path=folder / f"{name}_{theme}_{width}.png")
+def grave_faults(page: Page, selector: str) -> list[str]:
+    """The serious and critical violations in the elements of a selector: rule, element, why."""
+    reason = "axe-core is not installed"
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=reason)
+    found: list[dict[str, Any]] = axe.Axe().run(page.raw, selector).response["violations"]
+    return [
+        f"{rule['id']} {node['target']}: {node['html'][:160]} {node['failureSummary'][:240]}"
+        for rule in found
+        for node in rule["nodes"]
+        if rule["impact"] in GRAVE
+    ]
 
 
-def save_looks(page: Page, element: Locator, folder: Path, name: str) -> None:
-    """Nothing of a view may be cut, at both widths; pictures of it, in both themes.
-
-    The page is left light and wide.
-    """
-    for dark in (True, False) if page.saves_looks else (False,):
+def assert_looks_well(page: Page, view: Locator, selector: str, may_scroll: bool = False) -> None:
+    """Nothing of a view is cut, at both widths; nothing of a selector is inaccessible, in both
+    themes. The page is left light and wide."""
+    for width in WIDTHS:
+        page.resize(width, HEIGHT)
+        page.raw.wait_for_timeout(250)  # what is drawn after a resize is drawn by observers
+        assert cut_elements(view, may_scroll) == [], f"at {width} px"
+    for dark in (True, False):
         page.use_dark_theme(dark)
-        for width in WIDTHS:
-            page.resize(width, HEIGHT)
-            page.raw.wait_for_timeout(250)  # what is drawn after a resize is drawn by observers
-            save_look(page, element, folder, name, dark, width)
-            cut = cut_elements(element, may_scroll=False)
-            assert not cut, f"{name} at {width} px, dark {dark}: cut {cut[:5]}"
+        assert grave_faults(page, selector) == [], f"dark {dark}"

@@ -59,13 +59,7 @@ REOPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {
 
 
 class Browser:
-    """A Chromium without a screen. Pages share its cache: the second one opens faster.
-
-    With `saves_looks` views are looked at in both themes, and pictures of them saved.
-    """
-
-    def __init__(self, saves_looks: bool = False) -> None:
-        self._saves_looks = saves_looks
+    """A Chromium without a screen. Pages share its cache: the second one opens faster."""
 
     def __enter__(self) -> Self:
         self._playwright = sync_playwright().start()
@@ -97,7 +91,7 @@ class Browser:
         raw = self._context.new_page()
         raw.set_viewport_size({"width": width, "height": height})
         raw.goto(lab.url(notebook, app), wait_until="domcontentloaded")
-        page = Page(raw, self._saves_looks)
+        page = Page(raw)
         page.wait_opened()
         try:
             page.wait_idle(30)
@@ -105,6 +99,16 @@ class Browser:
             raw.reload(wait_until="domcontentloaded")
             page.wait_opened()
             page.wait_idle()
+        return page
+
+    def begin(
+        self, lab: Lab, name: str, cells: list[str], app: App = "lab", lent: bool = True
+    ) -> Page:
+        """Open a notebook of these cells, in the lent kernel or one of its own; run the first."""
+        lab.write(name, cells)
+        page = self.open(lab, lab.lend_kernel(name) if lent else name, app=app)
+        page.run_cell(0)
+        page.wait_idle()
         return page
 
     def show(self, html: str, scripts: bool = True) -> Any:
@@ -133,9 +137,8 @@ class Browser:
 class Page:
     """A notebook in the browser; `raw` is Playwright's own page."""
 
-    def __init__(self, raw: Any, saves_looks: bool) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.saves_looks = saves_looks
 
     def js(self, body: str, arg: object = None) -> Any:
         """Run JavaScript in which `app` is the front end and `nb` the notebook."""

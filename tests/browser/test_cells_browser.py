@@ -1,15 +1,14 @@
-"""What `%%spmd` cells show in a real page: a hang with its button, edges, colours."""
+"""What `%%spmd` cells and a sweep show in a real page: buttons, edges, colours, what is saved."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nbformat
 import pytest
 
-from tests.browser.accessible import grave_faults
-from tests.browser.looks import save_looks
+from tests.browser.looks import assert_looks_well
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -31,6 +30,16 @@ print('device cpu')
 print('rows', 6244 + (rank == 2))
 print('\x1b[44mground\x1b[0m \x1b[38;5;208morange\x1b[0m')
 rank * 2"""
+SWEEP = """import gpupool, time
+def objective(params):
+    for step in range(1, 31):
+        gpupool.report(step, accuracy=1 - 1 / (step + params["width"]))
+    assert params["width"] != 32, "<b>no</b>"
+    time.sleep(0 if params["width"] < 128 else 600)
+    return 1 - 1 / (30 + params["width"])
+result = gpupool.sweep(objective, {"width": [16, 32, 64, 128, 256, 512]}, sampler="grid",
+                       metric="accuracy", direction="maximize", name="digits")"""
+OUTPUT = ".jp-OutputArea-output"
 EDGES = """cell => [...cell.querySelectorAll('[style*="border-left:3px"]')]
     .map(block => getComputedStyle(block).borderLeftColor)"""
 FOCUSED = "() => document.activeElement?.closest('[class^=gpupool-interrupt]')"
@@ -57,46 +66,37 @@ def colour(page: Page, index: int, words: str, of: str) -> str:
     return str(found.evaluate("(e, of) => getComputedStyle(e)[of]", of))
 
 
-def test_cells_as_they_run_and_end(lab: Lab, browser: Browser, screenshots: Path) -> None:
+def test_cells_as_they_run_and_end(lab: Lab, browser: Browser) -> None:
     lab.use_subshells(False)  # so that the kernel hears no press while a cell runs
-    name = lab.lend_kernel(lab.write("cells.ipynb", [START, HANG, LOOKS]))
-    page = browser.open(lab, name)
-    page.run_cell(0)
-    page.cell(0).get_by_role("button", name="Interrupt").wait_for(timeout=60_000)
-    page.wait_idle()
-
+    page = browser.begin(lab, "cells.ipynb", [START, HANG, LOOKS])
     button = hang(page, 1)
     shown = page.cell(1)
     assert shown.get_by_role("img").get_attribute("aria-label") == (
         "[0] in all_reduce; [1] running; [2] done"
     )
     places = [row.locator("td").all_inner_texts() for row in shown.locator("tbody tr").all()]
-    assert [place[:2] for place in places] == [
-        ["0", "in all_reduce"],
-        ["1", "running"],
-        ["2", "has already finished the cell"],
+    assert [[*place[:2], place[2].partition(", ")[2]] for place in places] == [
+        ["0", "in all_reduce", "line 4"],
+        ["1", "running", "line 6"],
+        ["2", "has already finished the cell", ""],
     ]
     assert shown.evaluate(EDGES) == [AMBER]
-    assert not grave_faults(page, ".jp-OutputArea-output")
-    save_looks(page, shown.locator(".jp-OutputArea"), screenshots, "cell_hangs")
+    assert_looks_well(page, shown.locator(".jp-OutputArea"), OUTPUT)
     button.click()  # the page presses the notebook's own, a second later
     ends_by_user(page, 1)
 
     page.run_cell(2)
     page.wait_text(2, "Out[")
-    edges = page.cell(2).evaluate(EDGES)
-    assert edges.count(AMBER) == 1
+    assert page.cell(2).evaluate(EDGES).count(AMBER) == 1
     assert colour(page, 2, "ground", "backgroundColor") != "rgba(0, 0, 0, 0)"
-    inks = {colour(page, 2, words, "color") for words in ("ground", "orange")}
-    assert len(inks) == 2
+    assert len({colour(page, 2, words, "color") for words in ("ground", "orange")}) == 2
     assert page.text(2).endswith("[0] 0\n[1] 2\n[2] 4")
-    save_looks(page, page.cell(2).locator(".jp-OutputArea"), screenshots, "cell_differs")
-
+    assert_looks_well(page, page.cell(2).locator(".jp-OutputArea"), OUTPUT)
     page.save()
     page.raw.close()
 
     lab.use_subshells(True)
-    again = browser.open(lab, name, app="notebook")
+    again = browser.open(lab, "cells.ipynb", app="notebook")
     again.cell(0).locator(".gpb-buttons button").first.wait_for(timeout=60_000)
     button = hang(again, 1)
     button.focus()
@@ -106,3 +106,21 @@ def test_cells_as_they_run_and_end(lab: Lab, browser: Browser, screenshots: Path
     again.raw.wait_for_function(FOCUSED, timeout=10_000)
     again.raw.keyboard.press("Enter")  # it has been drawn again, and has kept the focus
     ends_by_user(again, 1)
+
+
+def test_a_sweep_is_interrupted_and_saved(lab: Lab, browser: Browser) -> None:
+    page = browser.begin(lab, "sweep.ipynb", [START, SWEEP])
+    page.run_cell(1)
+    page.wait_text(1, "digits: 3 of 6 trials")
+    rows = page.cell(1).get_by_role("region", name="Trials").locator("tbody tr")
+    assert [rows.count(), rows.filter(has_text="running").count()] == [6, 3]
+    assert "<b>no</b>" in rows.filter(has_text="failed").inner_text()
+    assert_looks_well(page, page.cell(1).locator(OUTPUT).first, OUTPUT, may_scroll=True)
+    page.cell(1).get_by_role("button", name="Interrupt", exact=True).click()
+    page.wait_text(1, "digits: 6 of 6 trials, stopped")
+    page.wait_idle()
+    page.save()
+    saved = nbformat.read(lab.path("sweep.ipynb"), 4)  # type: ignore[no-untyped-call]
+    still = browser.show(saved.cells[1].outputs[0]["data"]["text/html"], scripts=False)
+    assert "64" in still.locator("tbody tr", has_text="best").inner_text()
+    assert [still.locator(found).count() for found in ("tbody tr", "button")] == [6, 0]

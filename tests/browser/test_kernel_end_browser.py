@@ -1,18 +1,17 @@
-"""A kernel that is killed or restarted under monitors: what the page says, what the file keeps."""
+"""A kernel that is killed under monitors: what the page says, what the file keeps."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 
 if TYPE_CHECKING:
-    from tests.browser.lab import App, Lab
+    from tests.browser.lab import Lab
     from tests.browser.page import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.long]
@@ -24,11 +23,10 @@ from gpupool.notebook.monitor.views import WidgetView
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run, full_events
 shown = []
-def show(num_steps, status="", aside=None):
+def show(num_steps, aside=None):
     history = TrainingHistory()
     for event in full_events(num_epochs=4, num_steps=num_steps) if num_steps else ():
         history.add(event)
-    history.status = status or history.status
     if aside:
         history.add(aside)
     shown.append((WidgetView(lambda: None, history), history))
@@ -39,8 +37,6 @@ print(os.getpid())
 PHASES = {
     "starting": 'show(0, aside=ProgressEvent("waiting for the ranks", 0, 0))',
     "training": "show(40)",
-    "validation": 'show(150, aside=ProgressEvent("validating", 3, 10))',
-    "stopping": 'show(200, status="stopping")',
 }
 # Until each picture that is kept for a dead kernel is that of the newest step.
 KEPT = """
@@ -54,23 +50,13 @@ view = WidgetView(run.stop, run.history)
 run.add_listener(view)
 run.wait()"""
 BLOCKING = 1 + len(PHASES)
-STEPS = {"training": 40, "validation": 150, "stopping": 200}
 MOVING = "canvas => Number(canvas.dataset.points) > 10"
-
-
-def kill(page: Page, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    page.raw.locator(".jp-Dialog .jp-mod-accept").click(timeout=60_000)  # the front end says so too
-
-
-def restart(page: Page, pid: int) -> None:
-    page.js("await nb.context.sessionContext.session.kernel.restart();")
 
 
 def shows_the_end(page: Page, index: int, phase: str) -> None:
     """The still picture of a cell says at which step the kernel stopped, and has no button."""
     page.cell(index).scroll_into_view_if_needed()
-    said = "before the first step" if phase == "starting" else f"at step {STEPS[phase]}"
+    said = "before the first step" if phase == "starting" else "at step 40"
     said = f"The kernel stopped {said}, and the training with it"
     still = page.cell(index).locator(".gpupool-training", has_text=said)
     still.wait_for(timeout=60_000)
@@ -78,23 +64,11 @@ def shows_the_end(page: Page, index: int, phase: str) -> None:
     assert page.cell(index).locator(".gpm, .gpm-stop").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("app", "end"),
-    [
-        ("lab", kill),
-        pytest.param("notebook", restart, id="notebook-restart"),
-        pytest.param("lab", restart, marks=pytest.mark.long, id="lab-restart"),
-        pytest.param("notebook", kill, marks=pytest.mark.long, id="notebook-kill"),
-    ],
-)
-def test_a_kernel_that_ends_leaves_the_curves_of_each_phase(
-    lab: Lab, browser: Browser, app: App, end: Callable[[Page, int], None]
+def test_a_kernel_that_is_killed_leaves_the_curves_of_each_phase(
+    lab: Lab, browser: Browser
 ) -> None:
-    name = lab.write(
-        f"ends_{app}_{getattr(end, '__name__', '')}.ipynb", [SETUP, *PHASES.values(), KEPT]
-    )
-    page = browser.open(lab, name, app=app)
-    page.run_cell(0)
+    name = "ends.ipynb"
+    page = browser.begin(lab, name, [SETUP, *PHASES.values(), KEPT], lent=False)
     page.wait_text(0, re.compile(r"\d+"))
     pid = int(page.text(0))  # now: what is scrolled away has no text
     for index in range(1, BLOCKING):
@@ -104,21 +78,19 @@ def test_a_kernel_that_ends_leaves_the_curves_of_each_phase(
     canvas = page.cell(BLOCKING).locator(".gpm canvas").nth(1)
     canvas.wait_for(timeout=60_000)
     page.wait_for(MOVING, canvas)
-    end(page, pid)
+    os.kill(pid, signal.SIGKILL)
+    page.raw.locator(".jp-Dialog .jp-mod-accept").click(timeout=60_000)  # the front end says so too
     for index, phase in enumerate(PHASES, 1):
         shows_the_end(page, index, phase)
     page.cell(BLOCKING).scroll_into_view_if_needed()
     said = re.compile(r"The kernel stopped (at step|before)")
-    still = page.cell(BLOCKING).locator(".gpupool-training", has_text=said)
-    still.wait_for(timeout=60_000)
+    page.cell(BLOCKING).locator(".gpupool-training", has_text=said).wait_for(timeout=60_000)
 
     page.save()
     page.shut_kernel_down()
     outputs = nbformat.read(lab.path(name), as_version=4).cells[2].outputs  # type: ignore[no-untyped-call]
     assert list(outputs[0].data) == ["text/html", "text/plain"]
     assert "The kernel stopped at step 40" in outputs[0].data["text/html"]
-    if app == "notebook":  # which opens files in other windows
-        return
     page.reopen_without_kernel(name)
     for index, phase in enumerate(PHASES, 1):
         shows_the_end(page, index, phase)

@@ -53,10 +53,7 @@ IN_STEP = f"""(least) => {{
 @pytest.fixture(scope="module")
 def page(shared_lab: Lab, shared_browser: Browser) -> Iterator[Page]:
     """A notebook with a pool: its tests follow each other."""
-    opened = shared_browser.open(shared_lab, shared_lab.write("life.ipynb", CELLS))
-    opened.run_cell(0)
-    opened.wait_idle()
-    yield opened
+    yield shared_browser.begin(shared_lab, "life.ipynb", CELLS, lent=False)
     shared_browser.close_pages()
     shared_lab.shut_kernels_down()
 

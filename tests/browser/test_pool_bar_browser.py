@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.looks import save_looks
+from tests.browser.looks import assert_looks_well
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -20,7 +18,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 BLOCK = "%%spmd\nimport time\ntime.sleep(600)"
-LEFT = re.compile(r"shuts down in (\d):(\d\d) min if idle")
 LAST_PID = ".gpb-ranks tbody tr:last-child td:last-child"
 
 
@@ -37,13 +34,6 @@ def press(page: Page, index: int, name: str) -> None:
     bar_in(page, index).get_by_role("button", name=name, exact=True).click()
 
 
-def seconds_left(page: Page, index: int) -> int:
-    """What the idle countdown of a bar says."""
-    facts = bar_in(page, index).locator(".gpb-facts", has_text=LEFT)
-    minutes, seconds = map(int, LEFT.search(facts.inner_text()).groups())  # type: ignore[union-attr]
-    return 60 * minutes + seconds
-
-
 def tab_to(page: Page, name: str) -> None:
     """Go back with Tab to the button of this name, and see where one is."""
     page.raw.keyboard.press("Shift+Tab")
@@ -51,28 +41,22 @@ def tab_to(page: Page, name: str) -> None:
     assert (focused.inner_text(), focused.evaluate("e => e.tagName")) == (name, "BUTTON")
 
 
-def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(
-    lab: Lab, browser: Browser, screenshots: Path
-) -> None:
+def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(lab: Lab, browser: Browser) -> None:
     cells = [START, BLOCK, BLOCK, "%gpupool"]
-    page = browser.open(lab, lab.write("bar.ipynb", cells), app="notebook")
-    page.run_cell(0)
+    page = browser.begin(lab, "bar.ipynb", cells, app="notebook", lent=False)
     interrupt = bar_in(page, 0).get_by_role("button", name="Interrupt")
     interrupt.wait_for(timeout=60_000)
-    page.wait_idle()
     assert interrupt.is_disabled()  # nothing runs
     assert "shuts down in 30 min if idle" in bar_in(page, 0).inner_text()
-    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_idle")
 
     page.run_cell(1)
     wait_until(page, 0, "busy")
-    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_busy")
     keyboard = page.raw.keyboard
     bar_in(page, 0).locator("summary").focus()
     keyboard.press("Space")
     bar_in(page, 0).locator(".gpb-ranks table").wait_for()  # unfolded, and nothing else has moved
     assert not page.js("return nb.content.mode === 'edit';")
-    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_details")
+    assert_looks_well(page, bar_in(page, 0), ".gpupool-bar")
     bar_in(page, 0).locator("summary").focus()
     tab_to(page, "Shut down")
     tab_to(page, "Interrupt")
@@ -97,7 +81,6 @@ def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(
         assert bar_in(page, index).get_by_role("button").count() == 0
         assert "shut down with the button of its bar" in bar_in(page, index).inner_text()
     page.wait_text(2, "stopped")
-    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_stopped")
 
     page.save()
     page.shut_kernel_down()
@@ -113,19 +96,10 @@ def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_t
     lab: Lab, browser: Browser
 ) -> None:
     lab.use_subshells(False)  # so that the kernel hears nothing while a cell runs
-    short = f"{START} --idle-timeout 2m"
-    name = lab.write("bar_reload.ipynb", [short, "%gpupool restart 1", BLOCK])
-    page = browser.open(lab, name)
-    page.run_cell(0)
+    cells = [START, "%gpupool restart 1", BLOCK]
+    page = browser.begin(lab, "bar_reload.ipynb", cells, lent=False)
     stop = bar_in(page, 0).get_by_role("button", name="Shut down")
     stop.wait_for(timeout=60_000)
-    page.wait_idle()
-    before = seconds_left(page, 0)
-    for _ in range(2):  # it moves without the kernel
-        while (left := seconds_left(page, 0)) == before:
-            page.raw.wait_for_timeout(50)
-        assert left < before
-        before = left
     page.save()
     page.reload()
     stop.wait_for(timeout=60_000)
@@ -133,9 +107,7 @@ def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_t
     page.run_cell(1)
     page.wait_idle()
     pid = bar_in(page, 1).locator(LAST_PID).text_content()
-    redrawn = bar_in(page, 0).locator(LAST_PID, has_text=pid)
-    redrawn.wait_for(state="attached")  # folded
-    assert redrawn.evaluate("cell => getComputedStyle(cell).textAlign") == "left"  # as its head
+    bar_in(page, 0).locator(LAST_PID, has_text=pid).wait_for(state="attached")  # folded
 
     page.run_cell(2)
     wait_until(page, 0, "busy")

@@ -6,19 +6,12 @@ once. While another cell runs it does not, and says what to press.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.kernels import kernel_of
-from tests.browser.trainings import (
-    SETUP,
-    press_stop,
-    wait_for_points,
-    wait_until_it_tells_no_more,
-    wait_until_told_in_time,
-)
+from tests.browser.trainings import BUSY, SETUP, wait_for_points
 from tests.support.processes import until
 
 if TYPE_CHECKING:
@@ -43,46 +36,39 @@ result = run.result() if "run" in globals() else result
 print(result.stopped_by, type(result.model).__name__)"""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A kernel of some version in some front end: they hear Stop in some cells, or in all."""
-
-    ipykernel: str  # "": the one that is installed
-    app: App
-    subshells: bool
-
-    def __str__(self) -> str:
-        version = self.ipykernel or "installed"
-        return f"{version}-{self.app}{'' if self.subshells else '-no_subshells'}"
-
-
-CASES = [Case("", "lab", True), Case("", "lab", False)]
-LONG_CASES = [  # Notebook 7 has no setting that turns subshells off
-    Case("6.31.0", "lab", True),
-    Case("", "notebook", True),
-    Case("7.3.0", "lab", True),
-    Case("7.3.0", "notebook", True),
-    Case("7.3.0", "lab", False),
-    Case("6.31.0", "notebook", True),
+BUILD = Path(__file__).parents[2] / "build"
+CASES = [  # ipykernel ("": the one that is installed), front end, whether it uses subshells
+    ("", "lab", True),
+    ("", "lab", False),
+    ("6.31.0", "lab", True),
+    ("7.3.0", "notebook", True),
 ]
 
 
-@pytest.fixture
-def page(request: pytest.FixtureRequest, lab: Lab, browser: Browser) -> Page:
+def kernel_of(lab: Lab, version: str) -> str:
+    """The name of a kernel with this ipykernel."""
+    if not version:
+        return "python3"
+    folder = BUILD / f"ipykernel-{version}"
+    if not folder.is_dir():
+        pytest.skip(f"ipykernel {version} is not in {folder}: make long puts it there")
+    return lab.add_kernel(folder.name, folder)
+
+
+def opened(lab: Lab, browser: Browser, version: str, app: App, subshells: bool) -> Page:
     """A notebook of the case, its pool started."""
-    case: Case = request.param
-    kernel = kernel_of(lab, case.ipykernel)
-    lab.use_subshells(case.subshells)
+    kernel = kernel_of(lab, version)
+    lab.use_subshells(subshells)
     cells = [SETUP + "print(ipykernel.__version__)"]
     for source in [*WAYS.values(), WAYS["blocking"], WAYS["awaiting"], WAYS["returned"]]:
         cells += [source, REPORT + "\n_ = globals().pop('run', None)"]
     cells.append(DEAF)
-    name = lab.write(f"{case}.ipynb", cells, kernel)
-    opened = browser.open(lab, name if case.ipykernel else lab.lend_kernel(name), app=case.app)
-    opened.run_cell(0)
-    opened.wait_idle()
-    opened.wait_text(0, case.ipykernel)
-    return opened
+    name = lab.write(f"stop-{version}-{app}-{subshells}.ipynb", cells, kernel)
+    page = browser.open(lab, name if version else lab.lend_kernel(name), app=app)
+    page.run_cell(0)
+    page.wait_idle()
+    page.wait_text(0, version)
+    return page
 
 
 def is_stopped(page: Page, index: int) -> None:
@@ -98,24 +84,19 @@ def is_stopped(page: Page, index: int) -> None:
     assert page.text(index + 1) == "user Linear"
 
 
-def parameters(cases: list[Case], *marks: pytest.MarkDecorator) -> list[object]:
-    return [pytest.param(case, case, id=str(case), marks=marks) for case in cases]
-
-
-@pytest.mark.parametrize(
-    ("page", "case"),
-    parameters(CASES) + parameters(LONG_CASES, pytest.mark.long),
-    indirect=["page"],
-)
-def test_both_stop_buttons(page: Page, case: Case, lab: Lab) -> None:
+@pytest.mark.parametrize(("version", "app", "subshells"), CASES)
+def test_both_stop_buttons(
+    lab: Lab, browser: Browser, version: str, app: App, subshells: bool
+) -> None:
+    page = opened(lab, browser, version, app, subshells)
     for number in range(len(WAYS)):
         index = 1 + 2 * number
         page.run_cell(index)
         # where the kernel does not hear it, the page presses the notebook's button a second later
-        press_stop(page, wait_for_points(page, page.cell(index)))
+        wait_for_points(page, page.cell(index)).locator(".gpm-stop").click()
         is_stopped(page, index)
     index = 1 + 2 * (len(WAYS) + 2)
-    if not case.subshells:
+    if not subshells:
         hears_later(page, index, lab)
         is_stopped(page, index)
         return
@@ -136,10 +117,10 @@ def hears_later(page: Page, index: int, lab: Lab) -> None:
     began, enough = lab.path("began"), lab.path("enough")
     # The page shows that a cell runs before it has sent it.
     until(began.exists, 20, "the cell runs")
-    press_stop(page, monitor)
-    wait_until_told_in_time(page)
+    monitor.locator(".gpm-stop").click()
+    monitor.get_by_text(BUSY).wait_for(timeout=60_000)
     enough.touch()
-    wait_until_it_tells_no_more(page)
+    monitor.get_by_text(BUSY).wait_for(state="detached", timeout=60_000)
     page.wait_idle()
     assert page.js("return nb.content.widgets[arg].model.outputs.length;", index + 2) == 0
     began.unlink()

@@ -66,7 +66,6 @@ def still_usable(kernel: Kernel) -> bool:
             "%gpupool start --gpus 0",
             "PlacementError: GPU '0' ",  # not there, or hidden
         ),
-        ("%gpupool start -n 0", "OptionsError: n=0: must be a whole number at least 1."),
         ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
         ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
@@ -82,9 +81,7 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("gpupool.ImageDatastore('s3://no-such-bucket/x')", "DataNotFoundError: s3://no-such-buck"),
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
-        ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),
         ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
         ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be a finite number above 0"),
     ],
@@ -96,30 +93,20 @@ def test_bad_data_or_a_bad_network_is_refused_in_the_notebook(
     assert still_usable(bucket)
 
 
-def test_training_without_keys_on_the_ranks_says_how_to_send_them(bucket: Kernel) -> None:
-    cell = bucket.run("gpupool.train(net, ds, options=once)")
-    (error,) = cell.errors
-    assert error["ename"] == "SpmdError"
-    assert "CredentialsError: s3://photos/train" in error["evalue"]
-    assert "no access key was found" in error["evalue"]
-    assert "`%gpupool env AWS_*` sends the notebook's key to every rank." in error["evalue"]
-    assert "Set AWS" not in error["evalue"]  # they are set, in the notebook
-    assert "Traceback" not in cell.error_text
-    assert not re.search(r"line \d+", cell.error_text)
-    assert still_usable(bucket)
-    assert bucket.run("%gpupool env AWS_*").status == "ok"
-    assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"
-    assert bucket.run("%gpupool env AWS_* --unset").status == "ok"
-
-
-def test_a_wrong_key_on_the_ranks_is_one_error_and_stays_hidden(
+def test_training_without_keys_on_the_ranks_or_with_a_wrong_one(
     bucket: Kernel, s3: SeaweedServer
 ) -> None:
+    (error,) = bucket.run("gpupool.train(net, ds, options=once)").errors
+    assert error["ename"] == "SpmdError"
+    assert "CredentialsError: s3://photos/train" in error["evalue"]
+    assert "`%gpupool env AWS_*` sends the notebook's key to every rank." in error["evalue"]
+    assert "Set AWS" not in error["evalue"]  # they are set, in the notebook
     bucket.run("os.environ['AWS_SECRET_ACCESS_KEY'] = 'wrong-key-0123456789'\n%gpupool env AWS_*")
     cell = bucket.run("gpupool.train(net, ds, options=once)")
-    bucket.run(f"os.environ.update({s3.env!r})\n%gpupool env AWS_*")
-    (error,) = cell.errors
-    assert "the store refused the access key (SignatureDoesNotMatch)" in error["evalue"]
+    assert "the store refused the access key (SignatureDoesNotMatch)" in cell.errors[0]["evalue"]
     assert "Traceback" not in cell.error_text
+    assert not re.search(r"line \d+", cell.error_text)
     assert "wrong-key" not in cell.error_text + cell.text + cell.html
+    assert still_usable(bucket)
+    bucket.run(f"os.environ.update({s3.env!r})\n%gpupool env AWS_*")
     assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"

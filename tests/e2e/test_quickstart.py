@@ -44,16 +44,17 @@ def text_of(outputs: Outputs) -> str:
     return "\n".join(o.get("text") or o["data"]["text/plain"] for o in outputs)
 
 
-def test_there_are_about_a_dozen_cells_and_none_failed(cells: dict[str, Outputs]) -> None:
+def test_what_a_user_reads(cells: dict[str, Outputs]) -> None:
     assert 9 <= len(cells) <= 12
     assert not [o for outputs in cells.values() for o in outputs if o["output_type"] == "error"]
-
-
-def test_the_pool_shows_its_bar(cells: dict[str, Outputs]) -> None:
-    outputs = outputs_of(cells, "%load_ext gpupool")
-    assert len(outputs) == 1
-    assert text_of(outputs).startswith("Pool of 2: stopped")
-    assert "<b>Pool of 2</b>" in outputs[0]["data"]["text/html"]
+    (bar,) = outputs_of(cells, "%load_ext gpupool")
+    assert text_of([bar]).startswith("Pool of 2: stopped")
+    assert "<b>Pool of 2</b>" in bar["data"]["text/html"]
+    text = text_of(outputs_of(cells, "%%spmd"))
+    assert all(re.search(rf"rank {rank} of 2 on (cpu|cuda:0): ", text) for rank in (0, 1))
+    text = text_of(outputs_of(cells, "test_images ="))
+    assert re.search(r"^Test accuracy: \d+\.\d% of 100 images\n\Z", text, re.MULTILINE)
+    assert text_of(outputs_of(cells, "%gpupool stop")).endswith("Pool stopped.\n")
 
 
 def test_names_of_variables_are_shown_and_no_value_is_anywhere(
@@ -68,33 +69,16 @@ def test_names_of_variables_are_shown_and_no_value_is_anywhere(
         assert s3.env["AWS_ACCESS_KEY_ID"] not in page
 
 
-def test_every_rank_says_where_it_is(cells: dict[str, Outputs]) -> None:
-    text = text_of(outputs_of(cells, "%%spmd"))
-    assert re.search(r"rank 0 of 2 on (cpu|cuda:0): ", text)
-    assert re.search(r"rank 1 of 2 on (cpu|cuda:0): ", text)
-
-
-def test_the_monitor_is_left_as_a_still_picture(cells: dict[str, Outputs]) -> None:
-    outputs = outputs_of(cells, "result = gpupool.train")
-    assert len(outputs) == 1
-    data = outputs[0]["data"]
+def test_the_monitor_is_left_as_a_still_picture_and_the_page_needs_no_network(
+    cells: dict[str, Outputs], executed: Path
+) -> None:
+    (output,) = outputs_of(cells, "result = gpupool.train")
+    data = output["data"]
     assert set(data) == {"text/html", "text/plain"}
     assert data["text/html"].count("data:image/svg+xml") == 1
     assert "Finished" in data["text/html"]
     assert "images/s" in data["text/plain"]
-
-
-def test_the_accuracy_on_unseen_images_is_printed(cells: dict[str, Outputs]) -> None:
-    text = text_of(outputs_of(cells, "test_images ="))
-    assert re.search(r"^Test accuracy: \d+\.\d% of 100 images\n\Z", text, re.MULTILINE)
-
-
-def test_the_page_needs_no_network(executed: Path) -> None:
     page = executed.with_suffix(".html").read_text()
     assert "<script" not in page
     assert not re.findall(r"""(?:src|href)=["']https?://""", page)
     assert not re.findall(r"""url\(["']?https?://""", page)
-
-
-def test_the_pool_was_stopped(cells: dict[str, Outputs]) -> None:
-    assert text_of(outputs_of(cells, "%gpupool stop")).endswith("Pool stopped.\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpupool.host.endings import OutOfMemoryWatch, log_tail
+from gpupool.host.endings import OutOfMemoryWatch
 
 
 def test_each_kill_in_the_own_cgroup_since_the_start_explains_one_death(tmp_path: Path) -> None:
@@ -25,11 +25,3 @@ def test_each_kill_in_the_own_cgroup_since_the_start_explains_one_death(tmp_path
     (job / "memory.max").write_text("max\n")
     (job / "memory.events").write_text("oom 9\noom_kill 6\n")
     assert watch.reason() == "out of host memory: the kernel has ended it for that"
-
-
-def test_of_a_long_log_the_end_is_told(tmp_path: Path) -> None:
-    log = tmp_path / "rank0.log"
-    log.write_bytes(b"x" * (1 << 20) + b"\nthe end\n")
-    tail = log_tail(log, start=1 << 19)
-    assert tail.endswith("\nthe end")
-    assert len(tail) <= 1 << 16

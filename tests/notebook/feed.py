@@ -27,8 +27,6 @@ def training_events(
     num_epochs: int = 6,
     steps_per_epoch: int = 150,
     num_steps: int | None = None,
-    with_accuracy: bool = True,
-    spike_at: int | None = None,
 ) -> Iterator[Event]:
     """The events of a training that goes well; without an end if `num_steps` cuts it short."""
     noise, total = random.Random(0), num_epochs * steps_per_epoch
@@ -40,13 +38,10 @@ def training_events(
         accuracy = 0.9 * (1 - math.exp(-6 * step / total))
         noisy = min(1.0, max(0.0, accuracy + noise.uniform(-0.05, 0.05)))
         elapsed_s += 0.0125
-        shown = 9.0 if step == spike_at else loss
-        batch = noisy if with_accuracy else None
-        yield StepEvent(step, epoch, shown, batch, 0.1, 512, elapsed_s, 0.0005)
+        yield StepEvent(step, epoch, loss, noisy, 0.1, 512, elapsed_s, 0.0005)
         if step % steps_per_epoch == 0:
             elapsed_s += 0.5
-            value = accuracy if with_accuracy else None
-            yield ValidationEvent(step, epoch, loss + 0.02, value, 5000, elapsed_s)
+            yield ValidationEvent(step, epoch, loss + 0.02, accuracy, 5000, elapsed_s)
     if num_steps is None:
         yield EndEvent("epochs", total, elapsed_s)
 

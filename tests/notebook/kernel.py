@@ -134,12 +134,11 @@ class Kernel:
         code: str,
         *,
         timeout_s: float = 100.0,
-        interrupt_after_s: float | Sequence[float] = (),
         meanwhile: Sequence[Step] = (),
         answers: Sequence[str | None] = (),
         allow_stdin: bool | None = None,
     ) -> Cell:
-        """Run a cell to its end; press the stop button after `interrupt_after_s`, or several times.
+        """Run a cell to its end.
 
         `meanwhile` is done while it runs, one after the other: (condition, what), each once its
         condition is true of the cell so far; so nothing depends on how fast anything is.
@@ -149,14 +148,9 @@ class Kernel:
         cell, left, steps = Cell(), list(answers), deque(meanwhile)
         sent = time.monotonic()
         request = self.client.execute(code, allow_stdin=allow_stdin)
-        once = isinstance(interrupt_after_s, (int, float))
-        presses = deque([interrupt_after_s] if once else interrupt_after_s)
         while True:
             now = time.monotonic()
             assert now - sent < timeout_s, f"the cell did not end within {timeout_s:.0f} s: {code}"
-            if presses and now > sent + presses[0]:
-                self.manager.interrupt_kernel()
-                presses.popleft()
             if steps and steps[0][0](cell):
                 steps.popleft()[1]()
             with contextlib.suppress(queue.Empty):

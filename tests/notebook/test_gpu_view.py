@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpupool.core.machine.gpus import GpuTable
-from gpupool.core.machine.topology import NO_DRIVER, Gpu, GpuProcess
+from gpupool.core.machine.topology import Gpu, GpuProcess
 from gpupool.notebook.gpu_view import gpu_table_html
 
 GIB = 2**30
@@ -47,10 +47,3 @@ def test_mig_instances_and_gpus_that_cannot_be_used() -> None:
     html = gpu_table_html(GpuTable([instance, Gpu(1, "GPU-1", "T4", unavailable="GPU is lost")]))
     assert ">0:1<" in html
     assert "no: GPU is lost" in html
-
-
-def test_where_there_is_none_it_says_why_and_what_is_used_instead() -> None:
-    sentence = f"No GPU: {NO_DRIVER}. The pool has 2 CPU ranks of 4 threads each."
-    table = GpuTable(none=sentence)
-    assert repr(table) == sentence
-    assert sentence in gpu_table_html(table)

@@ -30,16 +30,6 @@ def gpu() -> Iterator[Gpu]:
     session.stop()
 
 
-def test_a_rank_has_its_gpu_and_the_group_is_nccl(gpu: Gpu) -> None:
-    with gpupool.start(n=1, gpus=gpu.uuid) as pool:
-        assert (pool.backend, pool.training_ranks) == ("nccl", (0,))
-        assert pool.run("str(device), torch.cuda.device_count()")[0] == ("cuda:0", 1)
-        assert pool.run("torch.cuda.get_device_name()")[0] in gpu.name
-        assert pool.run("dist.get_backend_config()")[0] == "cpu:gloo,cuda:nccl"
-        assert pool.run(SUM)[0] == 1.0
-        assert session.describe(pool) == f"1 rank on {gpu.name} (nccl)"
-
-
 def test_the_table_names_the_rank_and_the_process_that_holds_memory(gpu: Gpu) -> None:
     with gpupool.start(n=1, gpus=gpu.uuid) as pool:
         pool.run("kept = torch.ones(2**28, device=device)")  # 1 GiB

@@ -26,15 +26,6 @@ def test_unfolding_the_groups_gives_each_rank_its_text(texts: dict[int, str]) ->
     assert sum(len(group.ranks) for group in groups) == len(texts)
 
 
-@given(TEXTS)
-def test_groups_differ_and_come_by_size_then_by_first_rank(texts: dict[int, str]) -> None:
-    groups = fold(texts)
-    assert len({group.text for group in groups}) == len(groups)
-    order = [(-len(group.ranks), group.ranks) for group in groups]
-    assert order == sorted(order)
-    assert all(group.ranks == tuple(sorted(group.ranks)) for group in groups)
-
-
 def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
     one, two, three = Group((0,), "a"), Group((1, 2), "b"), Group((3, 4), "c")
     assert majority([two, one]) is two

@@ -122,11 +122,6 @@ def reached(path: Path, *ranks: int) -> bool:
     return all(Path(f"{path}{rank}").exists() for rank in ranks)
 
 
-def wait_for(path: Path) -> str:
-    """Lines of a cell: the rank waits there until somebody makes the file."""
-    return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)"
-
-
 def press_when(
     holds: Callable[[], bool], waits_in: tuple[str, str] = ("execution.py", "result")
 ) -> threading.Thread:

@@ -15,8 +15,6 @@ sub-group say, is cut off: to use it is an error, and never a hang.
 
 Where only some ranks train (those that have a GPU), these have a group of their own beside that of
 all ranks. It is made and left together with it.
-
-Names of torch that are private are each guarded by a test in `tests/engine/group/test_facts.py`.
 """
 
 from __future__ import annotations

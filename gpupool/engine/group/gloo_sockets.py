@@ -2,7 +2,7 @@
 
 Runs on engines, in any thread. A gloo event loop is an epoll set with a pipe and a *listening* TCP
 socket in it and without an eventfd, which the loops of libuv, zmq and asyncio have. Its other
-sockets are its connections. `tests/engine/group/test_facts.py` guards these facts.
+sockets are its connections.
 
 gloo's listener takes whoever of this machine's users connects first with the right number, and the
 numbers are 0, 1, 2 ... (gloo/transport/tcp/listener.cc). So after a group is connected, and before

@@ -1,8 +1,7 @@
 """The connection to the controller: call an engine function, hear what the engine says meanwhile.
 
-Runs on the client, of which it is the only file that imports ipyparallel. Names of
-ipyparallel that are private, and used here because nothing public does the same, are each
-guarded by a test in `tests/pool/test_private_names.py`.
+Runs on the client, of which it is the only file that imports ipyparallel. Private names of
+ipyparallel are used here because nothing public does the same.
 """
 
 from __future__ import annotations

@@ -94,12 +94,6 @@ def test_cuda_visible_devices_means_what_it_means_to_cuda(visible: str, indices:
     assert [gpu.index for gpu in restrict(GPUS, visible)] == indices
 
 
-def test_hidden_gpus_are_not_listed() -> None:
-    assert labels(found(GPUS, "2,0").gpus) == ["2", "0"]
-    with raises(PlacementError, "1", "there are 2 (NVIDIA H200), 0 (NVIDIA H200)"):
-        choose(found(GPUS, "2,0"), ["1"])
-
-
 # ---- why there is none -------------------------------------------------------------------------
 
 

@@ -89,21 +89,11 @@ def test_tensors_that_share_memory_share_it_afterwards() -> None:
     packer = Packer()
     packer.dump(value)
     assert packer.num_bytes < 1.1 * whole.nbytes
+    assert whole.data_ptr() in {np.asarray(buffer).ctypes.data for buffer in packer.buffers}
     for found in (unpack(pack(value)), through_memory(value)):
         found["whole"][5] = 7
         assert found["part"][0] == 7
         assert found["a"].weight is found["b"]
-
-
-def test_the_data_of_arrays_and_tensors_is_not_copied_to_pack_it() -> None:
-    array, tensor = np.zeros(1 << 20), torch.zeros(1 << 20)
-    packer = Packer()
-    packer.dump([array, tensor])
-    assert len(packer.stream()) < 2000
-    assert {np.asarray(buffer).ctypes.data for buffer in packer.buffers} == {
-        array.ctypes.data,
-        tensor.data_ptr(),
-    }
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain
 from tests.spmd.test_cell import Notes
 from tests.support.raising import frames_of_ours, raises
-from tests.support.waits import peers, until_there
+from tests.support.waits import until_there
 
 Fails = Callable[..., SpmdError]
 
@@ -157,22 +157,6 @@ def test_strange_exceptions_arrive_and_the_engine_goes_on(
     assert str(error).startswith(f"{told} (the same on 2 of 2 ranks; Cell In[12], line ")
     assert not frames_of_ours(shown(error))
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
-
-
-# ---- who -------------------------------------------------------------------------------------
-
-
-def test_the_rank_that_failed_first_is_shown_and_where_the_others_waited(
-    run: Callable[..., SpmdRun], fails: Fails, tmp_path: Path
-) -> None:
-    run(peers(tmp_path / "waits"), 11).result()
-    source = "if rank == 1:\n    until_told(); raise ValueError('bad value')\ndist.barrier()"
-    error = fails(source)
-    assert str(error) == (
-        "rank 1: ValueError: bad value (1 of 2 ranks failed, 1 was waiting; Cell In[12], line 2)"
-    )
-    said = shown(error).splitlines()[-1]
-    assert re.fullmatch(r"rank 0: waiting in barrier \(Cell In\[12\], line 3\)", said)
 
 
 # ---- waiting ---------------------------------------------------------------------------------

@@ -90,22 +90,6 @@ def test_what_a_magic_runs_fails_the_cell_and_frees_the_other_rank(
     assert pool2.run(SUM)[0] == 2.0
 
 
-@pytest.mark.usefixtures("in_a_folder_of_scripts")
-def test_the_cell_ends_where_its_script_fails(pool2: Pool) -> None:
-    with pytest.raises(SpmdError):
-        pool2.run("went_on = False\n%run fails.py\nwent_on = True")
-    assert not pool2.run("went_on")[1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("cell", ["!sleep 60", "%%bash\nsleep 60"])
-def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None:
-    pool2.run("went_on = False")
-    with raises(SpmdError, " 1 s", ename="TimeoutError"):
-        pool2.run(f"{cell}\n" + "went_on = True\n" * (cell[0] != "%"), timeout_s=1.0)
-    assert not pool2.run("went_on")[0]
-
-
 def test_a_cell_may_end_early(pool2: Pool) -> None:
     pids = pool2.status().pids
     pool2.run("reached = 1\nif True:\n    exit()\nreached = 2")

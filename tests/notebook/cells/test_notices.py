@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.views import make_view
-from gpupool.notebook.magics.arguments import start_parser
 from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.pool.notices import NoticeLines
@@ -73,11 +71,3 @@ def test_a_training_in_a_log_tells_it_on_a_line_of_its_own() -> None:
         history.notice = notice
         show(history)
     assert stream.getvalue() == "gpupool: rank 1 hangs for 31 s.\n"
-
-
-@pytest.mark.parametrize(
-    ("typed", "seconds"), [("30s", 30.0), ("5m", 300.0), ("2.5", 2.5), ("never", float("inf"))]
-)
-def test_the_time_of_a_hang_is_typed_as_other_times(typed: str, seconds: float) -> None:
-    options = start_parser().parse_line(f"--on-hang abort --hang-after {typed}")
-    assert PoolOptions(**vars(options)).hang_after_s == seconds

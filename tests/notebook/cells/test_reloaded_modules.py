@@ -22,11 +22,10 @@ class Net(nn.Identity):
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[Terminal]:
-    with Terminal() as terminal:
-        assert terminal.run("%load_ext gpupool\n%gpupool start --cpu -n 2").success
-        assert terminal.run("import gpupool, importlib, sys, torch").success
-        yield terminal
+def shell(clean_terminal: Terminal) -> Terminal:
+    assert clean_terminal.run("%load_ext gpupool\n%gpupool start --cpu -n 2").success
+    assert clean_terminal.run("import gpupool, importlib, sys, torch").success
+    return clean_terminal
 
 
 @pytest.fixture

@@ -101,20 +101,13 @@ def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
 
 def test_a_cell_that_is_run_again_with_other_code_shows_the_code_that_ran(kernel: Kernel) -> None:
     kernel.run(NETWORK + "before = Net()")
-    after = kernel.run("# another version\n" + NETWORK + "predict(Net(), data)").error_text
-    assert "----> 8     return y.missing_name" in after
-    assert "----> 7     return y.missing_name" in kernel.run("predict(before, data)").error_text
-
-
-def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
-    kernel: Kernel,
-) -> None:
     outer = (
         "class Outer(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n        self.inner = Net()\n"
         "    def forward(self, x):\n        return self.inner(x)\n"
     )
-    cell = f"{NETWORK}{outer}predict(Outer(), data)"
+    cell = f"# another version\n{NETWORK}{outer}predict(Outer(), data)"
     shown = kernel.run(cell).error_text
-    assert "---> 13     return self.inner(x)" in shown
-    assert "----> 7     return y.missing_name" in shown
+    assert "---> 14     return self.inner(x)" in shown
+    assert "----> 8     return y.missing_name" in shown
+    assert "----> 7     return y.missing_name" in kernel.run("predict(before, data)").error_text

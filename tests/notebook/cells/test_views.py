@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.lines import (
-    FOLD_WITHIN_S,
     Lines,
     Merger,
     fold_bars,
@@ -21,7 +20,7 @@ from gpupool.notebook.cells.lines import (
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
 from gpupool.notebook.page import ansi, markup
-from gpupool.pool.calls.output import HEAD_CHARS, LAST_CHARS, RankOutput
+from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
@@ -119,16 +118,6 @@ def test_text_and_figures_stay_in_their_order() -> None:
     assert html.count("and after") == 1
     text = report_text(replace(report, cell_number=7), Look())
     assert text.splitlines()[-3:] == ["Out[7]:", "[0] 00", "[1] 10"]
-
-
-def test_the_order_holds_where_text_was_left_out() -> None:
-    output = RankOutput()
-    output.add(OutputKind.STDOUT, "x" * (HEAD_CHARS + LAST_CHARS))
-    output.add(OutputKind.DISPLAY, {"data": {"text/html": "<i>late</i>"}})
-    output.add(OutputKind.STDOUT, "y" * 10)
-    *_, figure, last = output.pieces()
-    assert isinstance(figure, dict)
-    assert last == "yyyyyyyyyy"
 
 
 def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
@@ -256,16 +245,6 @@ def test_merging_keeps_every_line_and_the_order_of_each_rank(
         assert [line for ranks, line in shown if rank in ranks] == [
             line for r, line, _ in said if r == rank
         ]
-
-
-def test_a_line_waits_for_the_other_ranks_and_not_for_ever() -> None:
-    merger = Merger([0, 1])
-    merger.add(0, "a", 0.0)
-    assert merger.due(0.1) == []
-    merger.add(1, "a", 0.2)
-    assert merger.due(0.2) == [((0, 1), "a")]
-    merger.add(0, "b", 1.0)
-    assert merger.due(1.0 + FOLD_WITHIN_S) == [((0,), "b")]
 
 
 def test_equal_lines_are_one_below_lines_that_differ() -> None:

@@ -6,31 +6,22 @@ import math
 
 import pytest
 
-from gpupool.notebook.drawing.axes import (
-    fitted_end,
-    log_axis,
-    share_axis,
-    value_axis,
-)
+from gpupool.notebook.drawing.axes import fitted_end, log_axis, nice_axis, share_axis, value_axis
 
 
 def points(values: list[float]) -> list[tuple[int, float]]:
     return list(enumerate(values, start=1))
 
 
-def test_the_axis_of_steps_ends_a_quarter_ahead_and_stays_for_many_steps() -> None:
+def test_the_axis_of_steps_ends_a_quarter_ahead_and_at_the_end_with_the_last_step() -> None:
     plan = 100_000
     ends = [fitted_end(now, plan, is_over=False) for now in range(1, plan + 1)]
     assert ends == sorted(ends)
     assert len(set(ends)) < 50
     for now, end in enumerate(ends, start=1):
         assert min(1.25 * now, plan) <= end <= max(10, min(1.75 * now, plan)), now
-    assert ends[-1] == plan
-
-
-@pytest.mark.parametrize(("now", "plan"), [(111, 5000), (1, 5000), (2000, 100_000), (700, 0)])
-def test_at_the_end_the_axis_ends_with_the_last_step(now: int, plan: int) -> None:
-    assert fitted_end(now, plan, is_over=True) == now
+    for now, planned in ((111, 5000), (2000, plan), (700, 0)):
+        assert fitted_end(now, planned, is_over=True) == now
     assert fitted_end(0, plan, is_over=True) == 1
 
 
@@ -53,36 +44,42 @@ def test_shares_have_a_range_that_shows_them(
     assert math.isclose(of_one["high"], axis["high"] / 100)
 
 
-def test_a_loss_with_a_high_peak_has_a_logarithmic_axis() -> None:
-    values = [2.3, 2.2, 250.0] + [2.0 * 0.99**n for n in range(200)]
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 2.4, "0 0.5 1 1.5 2 2.5"),
+        (0, 6e-5, "0 2e-5 4e-5 6e-5"),
+        (-3, 1, "-3 -2 -1 0 1"),
+    ],
+)
+def test_loss_axes_have_round_ticks(low: float, high: float, labels: str) -> None:
+    axis = nice_axis(low, high)
+    assert " ".join(label for _, label in axis["ticks"]) == labels
+    assert axis["low"] <= low <= high <= axis["high"]
+
+
+FALLING = [2.3 * math.exp(-n / 100) + 0.2 for n in range(500)]
+PEAK = [2.3, 2.2, 250.0] + [2.0 * 0.99**n for n in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "clipped", "is_log"),
+    [
+        (FALLING, (0, 2.5), [], False),
+        ([*FALLING[:300], 9.0, *FALLING[301:]], (0, 2.5), [(301, 9.0)], False),
+        (PEAK, (0.2, 500.0), [], True),
+        ([2.3, 2.2, 1e31], (2.0, 5.0), [(3, 1e31)], True),
+        ([*FALLING, 1e300], (0.2, 5.0), [(501, 1e300)], True),
+    ],
+)
+def test_what_is_far_off_is_clipped_and_a_peak_has_a_logarithmic_axis(
+    values: list[float], ends: tuple[float, float], clipped: list[tuple[int, float]], is_log: bool
+) -> None:
     axis = value_axis(points(values), from_zero=True)
-    assert axis["log"]
-    assert (axis["low"], axis["high"], axis["clipped"]) == (0.2, 500.0, [])
-    assert [label for _, label in axis["ticks"]] == ["1", "10", "100"]
-    negative = value_axis(points([*values, -0.5]))
-    assert not negative["log"]
-    assert negative["clipped"] == [(3, 250.0)]
-
-
-@pytest.mark.parametrize("num", [3, 20, 500])
-@pytest.mark.parametrize("huge", [1e31, 1e300])
-def test_a_huge_value_flattens_nothing(num: int, huge: float) -> None:
-    values = [2.3 * 0.999**n for n in range(num - 1)]
-    axis = value_axis(points([*values, huge]), from_zero=True)
-    assert axis["clipped"] == [(num, huge)]
-    assert axis["high"] <= 5
-    negative = value_axis(points([*(-v for v in values), huge]), from_zero=True)
-    assert (negative["clipped"], negative["log"]) == ([(num, huge)], False)
-    assert -5 <= negative["low"] < negative["high"] <= 5
-
-
-def test_a_few_far_values_are_clipped_and_an_ordinary_course_is_not() -> None:
-    falling = [2.3 * math.exp(-n / 100) + 0.2 for n in range(500)]
-    axis = value_axis(points(falling), from_zero=True)
-    assert (axis["low"], axis["high"], axis["clipped"], axis["log"]) == (0, 2.5, [], False)
-    falling[300] = 9.0
-    axis = value_axis(points(falling), from_zero=True)
-    assert (axis["high"], axis["clipped"]) == (2.5, [(301, 9.0)])
+    assert (axis["low"], axis["high"]) == ends
+    assert (axis["clipped"], axis["log"]) == (clipped, is_log)
+    below_zero = value_axis(points([*values, -0.5]))
+    assert not below_zero["log"]
 
 
 @pytest.mark.parametrize("low", [1e-300, 0.5, 1e300])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel
+from tests.notebook.kernel import Kernel
 from tests.support.waits import touch
 
 FAILING = """%%spmd
@@ -25,8 +25,10 @@ SUM = "%%spmd\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
 def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel with a pool of two ranks; every test leaves it usable."""
     clean_kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2")
-    clean_kernel.unfailed = clean_kernel.run("%gpupool debug")  # type: ignore[attr-defined]
-    clean_kernel.unfailed_1 = clean_kernel.run("%gpupool debug 1")  # type: ignore[attr-defined]
+    nothing = clean_kernel.run("%gpupool debug")
+    assert nothing.error_text.startswith("PoolError: nothing has failed on the ranks")
+    nothing = clean_kernel.run("%gpupool debug 1")
+    assert nothing.text.startswith("There is nothing to look at: ")
     return clean_kernel
 
 
@@ -39,13 +41,6 @@ def failed(kernel: Kernel) -> Kernel:
 
 def usable(kernel: Kernel) -> bool:
     return kernel.run(SUM).text == "[0, 1] 2.0"
-
-
-def test_before_anything_has_failed_there_is_nothing_to_look_at(kernel: Kernel) -> None:
-    nothing: Cell = kernel.unfailed  # type: ignore[attr-defined]
-    assert nothing.error_text.startswith("PoolError: nothing has failed on the ranks")
-    nothing = kernel.unfailed_1  # type: ignore[attr-defined]
-    assert nothing.text.startswith("There is nothing to look at: ")
 
 
 def test_the_rank_that_failed_first_is_looked_at_frame_by_frame(failed: Kernel) -> None:
@@ -65,19 +60,17 @@ def test_the_rank_that_failed_first_is_looked_at_frame_by_frame(failed: Kernel) 
     assert usable(failed)
 
 
-def test_the_stop_button_ends_a_session_that_waits_for_a_command(failed: Kernel) -> None:
-    waits = [(lambda cell: len(cell.questions) == 2, failed.press_stop)]
-    cell = failed.run("%gpupool debug", meanwhile=waits, answers=["p 'one'", None])
-    assert (cell.status, cell.errors) == ("ok", [])
-    assert usable(failed)
-
-
-def test_the_stop_button_ends_a_command_and_not_the_session(failed: Kernel, tmp_path: Path) -> None:
+def test_the_stop_button_ends_a_command_and_then_the_session(
+    failed: Kernel, tmp_path: Path
+) -> None:
     begun = tmp_path / "begun"
-    commands = [f"import time; {touch(begun)}; time.sleep(60)", "p 6 * 7", "q"]
-    sleeps = [(lambda cell: begun.exists(), failed.press_stop)]
-    cell = failed.run("%gpupool debug", answers=commands, meanwhile=sleeps)
-    assert cell.status == "ok"
+    commands = [f"import time; {touch(begun)}; time.sleep(60)", "p 6 * 7", None]
+    stops = [
+        (lambda cell: begun.exists(), failed.press_stop),
+        (lambda cell: len(cell.questions) == 3, failed.press_stop),  # it waits for a command
+    ]
+    cell = failed.run("%gpupool debug", answers=commands, meanwhile=stops)
+    assert (cell.status, cell.errors) == ("ok", [])
     assert "*** KeyboardInterrupt\n42" in cell.text
     assert usable(failed)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.notebook.terminal import Terminal
-from tests.support.waits import touch, until_there
 
 # a driver may be there or not; the variable is set to "" either way
 WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' names no GPU of this machine"
@@ -95,6 +94,10 @@ def test_an_expression_shows_equal_values_once(terminal: Terminal) -> None:
     kept = terminal.run("values = %spmd rank + 10\nprint(values[0], values[1])")
     assert kept.stdout == "10 11\n"
     assert "as in `%spmd rank * 2`" in terminal.run("%spmd").stdout
+    shown = terminal.run("%%spmd -o mine --view quiet\nprint('said', rank)\nrank ** 2")
+    assert shown.stdout == ""
+    assert terminal.run("print(mine[1], repr(mine.text(1)))").stdout == "1 'said 1\\n'\n"
+    assert terminal.run("%gpupool interrupt").stdout == "No rank is busy.\n"
 
 
 @pytest.mark.parametrize(
@@ -111,40 +114,6 @@ def test_a_cell_runs_on_the_chosen_ranks(
 def test_braces_on_the_line_mean_a_notebook_variable(terminal: Terminal) -> None:
     assert terminal.run("which = 1\n").success
     assert terminal.run_briefly("%%spmd -t {which}\nprint('here')").stdout == "[1] here\n"
-
-
-def test_the_result_is_bound_and_holds_values_and_text(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd -o mine --view quiet\nprint('said', rank)\nrank ** 2")
-    assert shown.stdout == ""
-    assert terminal.run("print(mine[1], repr(mine.text(1)))").stdout == "1 'said 1\\n'\n"
-    assert terminal.run("mine").stdout.endswith("[0] 0\n[1] 1\n")
-
-
-def test_a_bad_name_is_refused_before_the_cell_runs(terminal: Terminal) -> None:
-    refused = terminal.run("%%spmd -o class\nran_anyway = True")
-    assert "'class' is not a name that a variable can have" in refused.stdout
-    assert "NameError" in terminal.run("%spmd ran_anyway").stdout
-
-
-def test_a_handle_shows_the_output_when_its_result_is_asked_for(terminal: Terminal) -> None:
-    begun = terminal.run("%%spmd --nowait -o handle\nprint('from the background')\nrank + 5")
-    assert "from the background" not in begun.stdout
-    terminal.run("import time\nwhile not handle.done(): time.sleep(0.02)")
-    first = terminal.run("handle.result()").stdout.splitlines()
-    assert first.count("[0, 1] from the background") == 1
-    assert (first.count("[0] 5"), first.count("[1] 6")) == (1, 1)  # as the value of the cell
-    again = terminal.run("handle.result()").stdout  # the name still means the handle
-    label = r"Out\[\d+\]:\n"
-    assert re.search(rf"\[0, 1\] from the background\n{label}\[0\] 5\n\[1\] 6\n$", again)
-
-
-def test_interrupt_ends_a_cell_in_the_background(terminal: Terminal, tmp_path: Path) -> None:
-    assert terminal.run("%gpupool interrupt").stdout == "No rank is busy.\n"
-    begun = tmp_path / "begun"
-    terminal.run(f"%%spmd --nowait -o handle\nimport time; {touch(begun)}\ntime.sleep(60)")
-    terminal.run(until_there(begun))
-    assert terminal.run("%gpupool interrupt").stdout == "Interrupted the busy ranks.\n"
-    assert "KeyboardInterrupt" in terminal.run("handle.result()").stdout
 
 
 def test_env_shows_names_and_never_values(terminal: Terminal) -> None:

@@ -1,4 +1,4 @@
-"""A loop of one's own in a `%%spmd` cell, as a user has it: real kernel, real ranks."""
+"""A loop of one's own, a run and what it leaves, as a user has them: real kernel, real ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel, draws
+from tests.notebook.kernel import Cell, Kernel, draws, without_progress
 from tests.notebook.pages import Page
 from tests.support.waits import until_there
 
@@ -61,6 +61,32 @@ with gpupool.monitor(["loss"], title="Endless") as monitor:
 """
 
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+RUN = """
+import gpupool, threading, torch
+from torch import nn
+from torch.utils.data import Dataset
+pool = gpupool.current_pool()
+gate = "{folder}/gate"
+
+class Squares(Dataset):
+    classes = ["dark", "bright"]
+    def __init__(self, num, gate=None):
+        self.num, self.gate = num, gate
+    def __len__(self):
+        return self.num
+    def __getitem__(self, index):
+        import os, time
+        while self.gate and index > 4 and not os.path.exists(self.gate):
+            time.sleep(0.01)
+        return torch.full((1, 8, 8), index % 7 / 7), int(index % 7 > 3)
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+run = gpupool.train(model, Squares(40, gate), wait=False, validation=Squares(20), epochs=2,
+                    batch_size=4, lr=0.02, workers=1, shuffle="never")
+"""
+
+
 @pytest.fixture(scope="module")
 def kernel(clean_kernel: Kernel) -> Kernel:
     assert clean_kernel.run("%load_ext gpupool\n%gpupool start -n 2 --cpu").status == "ok"
@@ -68,13 +94,6 @@ def kernel(clean_kernel: Kernel) -> Kernel:
 
 
 ASKED_AGAIN = draws("interrupts it at once")
-
-
-def has_button(cell: Cell) -> bool:
-    """Whether the monitor has a Stop button: so the loop has asked whether to stop."""
-    states = [content["data"] for _, kind, content in cell.messages if kind.startswith("comm_")]
-    views = [data.get("state", data.get("content", {})).get("view", {}) for data in states]
-    return [view["stop_label"] for view in views if "stop_label" in view][-1:] == ["Stop"]
 
 
 def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> None:
@@ -90,18 +109,10 @@ def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> Non
     assert f"step 15 of 15, loss {last:.4g}" in cell.text
 
 
-def test_the_stop_button_ends_a_loop_that_asks_at_the_same_step_on_all_ranks(
-    kernel: Kernel,
-) -> None:
-    cell = kernel.run(ENDLESS + ASKS, meanwhile=[(has_button, kernel.press_stop)])
-    assert cell.status == "ok", cell.error_text
-    assert "Endless: stopped, step " in cell.text
-    assert kernel.run("_[0] == _[1] > 1").text == "True"
-
-
 def test_stop_in_the_monitor_ends_the_loop_while_the_cell_blocks(
     kernel: Kernel, tmp_path: Path
 ) -> None:
+    """After the same step on all ranks."""
     page, go = Page(kernel, "stop_label", "gpupool-training", subshell=True), tmp_path / "go"
     held = f"        if monitor.stop:\n{until_there(go, margin=' ' * 12)}\n            break\nstep"
     page.run(ENDLESS + held, lambda page: page.view.get("stop_label") == "Stop")
@@ -120,10 +131,56 @@ def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> 
     assert "KeyboardInterrupt" in cell.error_text
     assert "ended by an error" in cell.html
     assert not ASKED_AGAIN(cell)
-
-
-def test_a_monitor_that_nobody_closes_ends_with_its_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\nmonitor = gpupool.monitor(['a'], title='Left')\nmonitor.record(1, a=2.0 * rank)"
     )
-    assert re.fullmatch(r"Left: step 1, a 1, \d+\.\d s, ended", cell.text)
+    assert re.fullmatch(r"Left: step 1, a 1, \d+\.\d s, ended", cell.text)  # with its cell
+
+
+# ---- a run of `train`, and what it leaves
+
+
+def only(cell: Cell) -> str:
+    """The HTML of a cell that shows one thing."""
+    assert cell.status == "ok"
+    (output,) = without_progress(cell.outputs)
+    return str(output["data"]["text/html"])
+
+
+def test_a_run_has_a_second_live_view_and_all_become_still(kernel: Kernel) -> None:
+    assert kernel.run(RUN.format(folder=kernel.folder)).status == "ok"
+    line = kernel.run("print(repr(run), run.history.line() in repr(run))").text
+    assert line.startswith("TrainingRun(")
+    assert line.endswith("True")
+    live = kernel.run("run")
+    (shown,) = live.outputs
+    assert WIDGET_VIEW in shown["data"]
+    ended = kernel.run("open(gate, 'w').close(); result = run.result()")
+    places = {
+        message["transient"]["display_id"]
+        for _, kind, message in ended.messages
+        if kind == "update_display_data" and "Finished" in message["data"].get("text/plain", "")
+    }
+    assert shown["transient"]["display_id"] in places
+    assert len(places) == 2  # the one of `train` too
+    assert "Finished: 2 epochs" in only(kernel.run("run"))
+
+
+def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
+    page = only(kernel.run("result"))
+    options = "epochs=2, lr=0.02, batch_size=4"
+    assert all(option in page for option in options.split(", "))
+    best = kernel.run("result.best")
+    assert re.search(r"after step \d+, epoch \d", only(best))
+    assert best.text.startswith("Validation after step ")
+    assert "accuracy" in best.text
+    history = kernel.run("result.history")
+    assert "Finished: 2 epochs" in only(history)
+    assert history.text.startswith("Finished: 2 epochs in ")
+    line = kernel.run("print([result.history])").text
+    assert line.startswith("[TrainingHistory(finished  epoch 2/2  step 20/20  ")
+    assert len(line) < 200
+    worst = kernel.run("result.worst(3)")
+    assert only(worst).count("<img") == 3
+    assert worst.text.count("\n") == 3
+    assert "2 trainings" in only(kernel.run("gpupool.compare(result, run)"))

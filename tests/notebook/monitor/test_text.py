@@ -30,27 +30,16 @@ def with_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
-def replay(progress: TextProgress, whole: TrainingHistory) -> None:
-    """Report `whole` event by event, and the end twice, as a run does."""
-    history = TrainingHistory()
-    assert whole.start
-    assert whole.end
-    history.add(whole.start)
-    validations = {event.step: event for event in whole.validations}
-    for step in whole.steps:
-        history.add(step)
-        progress(history)
-        if step.step in validations:
-            history.add(validations[step.step])
-            progress(history)
-    history.add(whole.end)
-    progress(history)
-    progress(history)
-
-
 def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) -> None:
-    stream = io.StringIO()
-    replay(TextProgress(stream), history_of(num_epochs=2, steps_per_epoch=3))
+    stream, history = io.StringIO(), TrainingHistory()
+    progress, whole = TextProgress(stream), history_of(num_epochs=2, steps_per_epoch=3)
+    validations = {event.step: event for event in whole.validations}
+    events = [one for step in whole.steps for one in (step, validations.get(step.step)) if one]
+    for event in (whole.start, *events, whole.end):
+        assert event
+        history.add(event)
+        progress(history)
+    progress(history)  # the end twice, as a run does
     lines = stream.getvalue().splitlines()
     assert [line.split("  ")[:3] for line in lines] == [
         ["training", "epoch 1/2", "step 3/6"],

@@ -52,25 +52,16 @@ def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
 WORK = """
 import time
 from gpupool.core.progress import progress
-def work(end_after):
-    with progress("Listing", unit="files") as bar:
-        bar.update(7)
-        while bar._drawing is None:
-            time.sleep(0.01)
-        bar.update(12)
-        if end_after:
-            time.sleep(60)
+with progress("Listing", unit="files") as bar:
+    bar.update(7)
+    while bar._drawing is None:
+        time.sleep(0.01)
+    bar.update(12)
 """
 
 
-@pytest.fixture(scope="module")
-def kernel(clean_kernel: Kernel) -> Kernel:
-    assert clean_kernel.run(WORK).status == "ok"
-    return clean_kernel
-
-
-def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(kernel: Kernel) -> None:
-    cell = kernel.run("work(False)")
+def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(clean_kernel: Kernel) -> None:
+    cell = clean_kernel.run(WORK)
     (first, *_) = [c for _, kind, c in cell.messages if kind == "display_data"]
     assert "Listing  7 files [00:0" in first["data"]["text/html"]
     assert first["data"]["text/plain"].startswith("Listing: 7 files [00:0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
@@ -12,9 +11,8 @@ from gpupool.notebook.pool.bar import (
     status_html,
     status_text,
 )
-from gpupool.notebook.pool.host_table import hosts_shown
 from gpupool.pool.launchers.placement import Site, place_on
-from gpupool.pool.status import HostInfo, PoolStatus
+from gpupool.pool.status import PoolStatus
 
 TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], None)
 
@@ -74,12 +72,3 @@ def test_each_rank_has_its_host_beside_it() -> None:
     assert first.startswith("Pool of 2 on 2 hosts: idle, ")
     assert lines[1].startswith("  rank 1 (gpu2)  1: NVIDIA H200  ")
     assert bar_of(shown).ranks[1][0] == "1 (gpu2)"
-
-
-def test_hosts_are_a_table_that_says_what_is_known() -> None:
-    up = HostInfo("gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "NET/IB")
-    text, html = hosts_shown([up, HostInfo("b", "lost: x", "3", "", "10.1.0.2 (eth0)")]).values()
-    _, first, second = (re.split(r"  +", line) for line in text.splitlines())
-    assert first == ["gpu<1>", "up", "0-2", "2 × T4", "10.1.0.1 (eth0)", "NET/IB"]
-    assert second == ["b", "lost: x", "3", "–", "10.1.0.2 (eth0)", "–"]
-    assert ("gpu&lt;1&gt;" in html, "gpu<1>" in html) == (True, False)

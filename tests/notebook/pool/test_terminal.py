@@ -1,4 +1,4 @@
-"""A pool, cells and trainings where there is no front end: a real terminal, a dumb one, a pipe."""
+"""A pool, cells and trainings where there is no front end: a real terminal, and a pipe."""
 
 from __future__ import annotations
 
@@ -70,33 +70,19 @@ outputs = gpupool.predict(Slow(8, 2), data, batch_size=120)
 DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r" of 6,000 samples \[00:", "PREDICTING")]
 
 
-def shown(kind: str, folder: Path) -> dict[str, str]:
-    """What each cell writes, stdout and stderr as they come, into this kind of terminal."""
-    term = {"terminal": "xterm-256color", "dumb": "dumb", "pipe": "xterm-256color"}[kind]
-    env = {**os.environ, "TERM": term, "COLUMNS": "160", "IPYTHONDIR": str(folder)}
+def shown(folder: Path, is_terminal: bool) -> dict[str, str]:
+    """What each cell writes, stdout and stderr as they come, into a terminal or a pipe."""
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "IPYTHONDIR": str(folder)}
     env.pop("NO_COLOR", None)
     seen = {name: folder / name for name in ("LISTING", "PREDICTING")}
     env |= {name: str(path) for name, path in seen.items()}
     args = ["-c", SHELL, json.dumps(list(CELLS.values()))]
-    if kind != "terminal":  # where nothing of it is to be seen
-        for path in seen.values():
-            path.touch()
-    if kind == "pipe":
-        done = subprocess.run(
-            [sys.executable, *args],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=150,
-        )
-        text = done.stdout
-    else:
+    if is_terminal:
         child = pexpect.spawn(
             sys.executable, args, env=env, encoding="utf8", dimensions=(30, 160), timeout=150
         )
         text = ""
-        for words, path in DRAWN if kind == "terminal" else ():
+        for words, path in DRAWN:
             child.expect(words)
             text += child.before + child.after
             seen[path].touch()
@@ -104,6 +90,11 @@ def shown(kind: str, folder: Path) -> dict[str, str]:
         child.wait()  # close() gives a process that is slow to end a tenth of a second
         child.close()
         text = (text + child.before).replace("\r\n", "\n")
+    else:  # where nothing of it is to be seen
+        for path in seen.values():
+            path.touch()
+        ends = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        text = subprocess.run([sys.executable, *args], env=env, text=True, **ends).stdout
     _, *parts = text.split(">>>\n")
     assert len(parts) == len(CELLS), text
     return dict(zip(CELLS, parts, strict=True))
@@ -111,7 +102,7 @@ def shown(kind: str, folder: Path) -> dict[str, str]:
 
 @pytest.mark.long
 def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
-    cells = shown("terminal", tmp_path)
+    cells = shown(tmp_path, is_terminal=True)
     drawn = cells["list"].split(FRESH_LINE)
     assert any(piece.startswith("Listing: ") and " files [00:" in piece for piece in drawn)
     # (said twice if one rank says it half a second later)
@@ -127,9 +118,8 @@ def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["pipe", "dumb"])
-def test_nothing_moves_and_nothing_is_coloured_elsewhere(kind: str, tmp_path: Path) -> None:
-    cells = shown(kind, tmp_path)
+def test_nothing_moves_and_nothing_is_coloured_elsewhere(tmp_path: Path) -> None:
+    cells = shown(tmp_path, is_terminal=False)
     text = "".join(cells.values())
     assert "\x1b" not in text
     assert "\r" not in text

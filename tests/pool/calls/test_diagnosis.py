@@ -93,27 +93,6 @@ def test_a_rank_that_is_not_in_the_collective_of_the_others(name: str) -> None:
     assert found(WAITS, one, COMPUTES).is_hang == also_while_one_computes
 
 
-def test_the_sentences() -> None:
-    assert found(WAITS, FINISHED, WAITS).notice == (
-        "Hang: ranks 0 and 2 have been waiting for rank 1 for 31 s: ranks 0 and 2 in all_reduce "
-        "(Cell In[3], line 2); rank 1 has already finished the cell. Interrupt (■) to stop all of "
-        "them; variables are kept."
-    )
-    assert found(WAITS, COMPUTES, WAITS).notice == (
-        "Ranks 0 and 2 have been waiting for rank 1 for 31 s: ranks 0 and 2 in all_reduce "
-        "(Cell In[3], line 2); rank 1 at Cell In[3], line 7."
-    )
-    other = found(WAITS, within("broadcast", line=4), WAITS)
-    assert other.finding == (
-        "the ranks have been in different collectives for 31 s: ranks 0 and 2 in all_reduce "
-        "(Cell In[3], line 2); rank 1 in broadcast (Cell In[3], line 4)"
-    )
-    assert other.notice.head == "Hang: the ranks have been in different collectives for 31 s."
-    stopped = found(COMPUTES, STOPPED, COMPUTES)
-    assert not stopped.is_hang
-    assert stopped.notice.startswith("Rank 1 has been stopped for 20 s: `kill -CONT 123` resumes")
-
-
 def test_who_waits_for_a_rank_that_waits_for_one_that_computes_does_not_hang() -> None:
     pair, other = within("all_reduce", ranks=(0, 1)), within("gather", ranks=(1, 2), group="1")
     assert not found(pair, other, COMPUTES).is_hang

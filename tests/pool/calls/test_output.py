@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -131,22 +130,6 @@ def test_late_output_belongs_to_the_last_cell_also_after_calls_of_the_pool_itsel
     until(lambda: "figure" in [one["data"]["text/plain"] for one in shown.displays], 20)
 
 
-def test_text_of_forked_children_and_of_programs_is_shown(pool2: Pool) -> None:
-    code = """
-import os, subprocess
-child = os.fork()
-if child == 0:
-    print("forked", flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-subprocess.run(["sh", "-c", "echo program; echo its error >&2"])
-print("end")
-"""
-    lines = pool2.run(code, ranks=0).text(0).splitlines()
-    assert sorted(lines) == ["end", "forked", "its error", "program"]
-    assert lines[-1] == "end"
-
-
 SCRIPTS_OUTPUT = {
     "buffer": ("o.buffer.write('xé'.encode()[:2]); o.buffer.write('é'.encode()[1:])", "xé"),
     "descriptor": ("print('a'); os.write(1, b'b\\n'); os.write(o.fileno(), b'c\\n')", "a\nb\nc\n"),
@@ -179,24 +162,3 @@ def test_a_flood_is_bounded_on_its_way_and_its_first_and_last_lines_are_kept(poo
     expected = [f"{n} {'x' * 100}" for n in range(40_000)]
     assert lines[:1000] == expected[:1000]
     assert lines[gap + 2 :] == expected[gap + 2 - len(lines) :]
-
-
-def test_the_engine_keeps_nothing_of_what_cells_have_shown(pool2: Pool) -> None:
-    pool2.run("for i in range(1000): print(i)")
-    kept = "len(get_ipython().history_manager.outputs)"
-    assert set(pool2.run(kept).values()) == {0}
-
-
-def test_nothing_of_late_text_is_kept_by_ipyparallel(pool2: Pool) -> None:
-    client = pool2._all_ranks.engines._client._client  # type: ignore[attr-defined]
-    before = set(client._futures)  # calls that an engine took along when it was killed
-    first = pool2.run(
-        "import threading; threading.Timer(0.3, lambda: print('late')).start()", ranks=0
-    )
-    until(lambda: first.text(0) == "late\n", 10, "the late text")
-    done = threading.Event()
-    client._io_loop.add_callback(done.set)
-    assert done.wait(10)
-    assert not [key for key in client.metadata if key != "submitted"]
-    assert set(client._futures) <= before
-    assert not client._output_futures

@@ -50,8 +50,8 @@ def forgetful(pool2: Pool) -> Iterator[Pool]:
 
 @pytest.fixture
 def issuer(tmp_path: Path) -> Issuer:
-    """Keys that are good for 8 s, for botocore in this process."""
-    issuer = Issuer(tmp_path, lifetime_s=8)
+    """Keys that are good for 4 s, for botocore in this process."""
+    issuer = Issuer(tmp_path, lifetime_s=4)
     os.environ.update(issuer.env)
     return issuer
 

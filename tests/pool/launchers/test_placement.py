@@ -38,14 +38,6 @@ def uuids(placement: Placement) -> list[str | None]:
     return [rank.gpu and rank.gpu.uuid for rank in placement.ranks]
 
 
-def test_one_rank_per_gpu_by_default_with_nccl() -> None:
-    placement = placed()
-    assert uuids(placement) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
-    assert (placement.backend, placement.training_backend) == ("nccl", "nccl")
-    assert placement.training_ranks == (0, 1, 2, 3)
-    assert placement.why_cpu == ""
-
-
 def test_fewer_ranks_find_the_gpus_that_are_free() -> None:
     assert uuids(placed(n=2)) == ["GPU-0", "GPU-1"]
     assert uuids(placed(n=2, taken=["GPU-0", "GPU-2"])) == ["GPU-1", "GPU-3"]

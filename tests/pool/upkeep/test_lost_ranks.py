@@ -11,7 +11,8 @@ import pytest
 
 from gpupool import Pool, SpmdError
 from gpupool.core.wire.requests import Answer, Where
-from tests.support.processes import engine_pid, kill, reach, reached, until, wait_for
+from tests.support.processes import engine_pid, kill, reach, reached, until
+from tests.support.waits import until_there
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0
@@ -25,7 +26,7 @@ def test_ranks_that_a_stop_ends_run_what_is_to_run_at_exit(pool3: Pool, tmp_path
 
 def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path: Path) -> None:
     go = tmp_path / "go"
-    running = pool3.begin(wait_for(go), ranks=(0, 2), on_output=lambda *_: None)
+    running = pool3.begin(until_there(go), ranks=(0, 2), on_output=lambda *_: None)
     sent: list[object] = []
     sender = threading.Thread(target=lambda: sent.append(pool3.put(list(range(9)))), daemon=True)
     sender.start()
@@ -46,24 +47,6 @@ def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     assert answer.result(SOON_S) == Answer("died")
 
 
-def test_the_rank_that_died_first_is_named_first(pool3: Pool) -> None:
-    pool3.wait_until_usable()
-
-    def lose_both() -> None:
-        until(lambda: pool3.status().state == "busy", SOON_S)
-        os.kill(engine_pid(pool3, 0), signal.SIGSTOP)  # it cannot fail by the end of rank 2
-        kill(pool3, 2)
-        kill(pool3, 0)
-
-    threading.Thread(target=lose_both).start()
-    with pytest.raises(SpmdError) as caught:
-        pool3.run("import time\nif rank == 1: time.sleep(600)\ndist.barrier()")
-    errors = caught.value.errors
-    assert {errors[rank].ename for rank in (0, 2)} == {"EngineDiedError"}
-    assert errors[2].failed_at < errors[0].failed_at
-    assert caught.value.first.rank == 2
-
-
 def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
     pool3.wait_until_usable()
     running = pool3.begin(
@@ -82,7 +65,7 @@ def test_what_follows_a_broken_group_waits_its_turn_while_another_cell_runs(
 ) -> None:
     go = tmp_path / "go"
     pool3.run("pair = dist.new_group([0, 1])")
-    running = pool3.begin(wait_for(go), ranks=(2,), on_output=lambda *_: None)
+    running = pool3.begin(until_there(go), ranks=(2,), on_output=lambda *_: None)
     with pytest.raises(SpmdError, match="ZeroDivisionError"):
         pool3.run("if rank == 0: 1 / 0\ndist.barrier(pair)", ranks=[0, 1])
     following = pool3.begin("1", ranks=(0,), on_output=lambda *_: None)

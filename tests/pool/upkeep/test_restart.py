@@ -27,17 +27,6 @@ def pool3(pool3: Pool) -> Pool:
     return pool3
 
 
-def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -> None:
-    before, generation = pool3.status().pids, pool3.generation
-    pool3.restart(ranks=[1])
-    after = pool3.status().pids
-    assert [before[rank] == after[rank] for rank in range(3)] == [True, False, True]
-    assert gone(before[1])
-    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-    assert pool3.generation == generation + 1
-
-
 def test_a_restart_takes_a_dead_rank_along_and_is_not_told_as_a_loss(
     pool3: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -61,40 +61,6 @@ def test_a_value_is_another_parcel_when_it_has_changed(
     assert {*notebook.parcels.by_number} == {number, second}
 
 
-def test_what_comes_later_refers_to_the_parts_of_what_is_there(notebook: Notebook) -> None:
-    model = torch.nn.Linear(1000, 1000)
-    notebook.names |= {"model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1)}
-    (first,) = notebook.read("model")
-    opt, same = notebook.read("opt", "model")
-    assert same == first
-    assert notebook.parcels.with_needs([opt]) == {first, opt}
-    assert notebook.parcels.by_number[opt].contents == []  # the weights are not in it
-    notebook.names["opt"].param_groups[0]["lr"] = 0.2
-    assert notebook.read("model", "opt")[0] == first
-    # Changed, it is sent with the next that has it, which its owner refers to then.
-    model.weight.data.fill_(1)
-    (opt,) = notebook.read("opt")
-    second, same = notebook.read("model", "opt")
-    assert same == opt
-    assert notebook.parcels.with_needs([second]) == {opt, second}
-
-
-def test_two_values_that_come_to_refer_to_each_other(notebook: Notebook) -> None:
-    class Box:
-        """Holds something."""
-
-        content: object = None
-
-    first, second = Box(), Box()
-    second.content = first
-    notebook.names |= {"first": first, "second": second}
-    notebook.read("first", "second")
-    first.content = second
-    numbers = notebook.read("first", "second")
-    assert len(notebook.parcels.with_needs(numbers)) == 2
-    assert notebook.read("second", "first") == numbers[::-1]
-
-
 def test_the_notebook_can_let_go_of_what_it_has_sent(notebook: Notebook) -> None:
     notebook.names["x"] = np.zeros(1000)
     alive = weakref.ref(notebook.names["x"])

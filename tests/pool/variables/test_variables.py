@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from gpupool import Pool, PoolError, SpmdError, TransferError
 from gpupool.notebook.cells.views import QuietView
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
-from tests.support.processes import engine_pid, open_files, press_when, wait_for
+from tests.support.processes import engine_pid, open_files, press_when
 from tests.support.raising import raises, same_on
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
@@ -161,20 +160,6 @@ def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
     assert notebook.cell("x") == ["3", "3"]
 
 
-def test_a_cell_in_the_background_takes_large_values_along(
-    notebook: Notebook, pool2: Pool, tmp_path: Path
-) -> None:
-    notebook.names["x"] = np.ones(LARGE, np.uint8)
-    go = tmp_path / "go"
-    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
-    run = notebook.begin("n = int(x.sum())", at_once=True)
-    assert not running.done()  # it was not waited for
-    go.touch()
-    del notebook.names["x"]
-    run.result()
-    assert notebook.names["n"].gather() == [LARGE, LARGE]
-
-
 def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: Pool) -> None:
     notebook.cell("x = 1")
     old = notebook.names["x"]
@@ -203,33 +188,6 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
     for use in (x.__call__, x.__bool__, lambda: x + 1, lambda: setattr(x, "lr", 0.1)):
         with pytest.raises(TypeError, match=r"x is on the ranks: .*x\[0\].*x\.gather\(\)"):
             use()
-
-
-def test_while_the_ranks_are_busy_a_composite_does_not_wait(
-    notebook: Notebook, pool2: Pool, tmp_path: Path
-) -> None:
-    notebook.cell("x = [rank]")
-    x = notebook.names["x"]
-    go = tmp_path / "go"
-    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
-    assert pool2.status().state == "busy"
-    assert "append" not in dir(x)
-    with raises(PoolError) as caught:
-        _ = x[0]
-    with pytest.raises(AttributeError, match=re.escape(f"x.append: {caught.value}")):
-        _ = x.append
-    go.touch()
-    running.result()
-    assert x.gather() == [[0], [1]]
-
-
-def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
-    os.environ["GPUPOOL_TEST_KEY"] = "a-value-that-is-secret"
-    pool2.propagate_env("GPUPOOL_TEST_KEY")
-    pool2.run("import os\nx = [os.environ['GPUPOOL_TEST_KEY']]")
-    (info,) = {str(i.text) for i in pool2.variables.look(pool2["x"], 100).values()}
-    assert info == "['[hidden]']"
-    pool2.propagate_env("GPUPOOL_TEST_KEY", unset=True)
 
 
 def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(

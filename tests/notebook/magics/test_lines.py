@@ -1,0 +1,222 @@
+"""What may stand on a magic's line: understood, explained, completed, or refused in a sentence."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpupool
+from gpupool.core.errors import OptionsError
+from gpupool.notebook.magics.arguments import (
+    COMMANDS,
+    SUMMARIES,
+    overview,
+    spmd_parser,
+    start_options,
+)
+from gpupool.notebook.magics.commands import Commands
+from gpupool.notebook.magics.completion import Words, complete
+from gpupool.notebook.magics.magics import GpupoolMagics
+from gpupool.notebook.magics.parser import MagicParser
+from gpupool.notebook.magics.typed_secrets import refuse_typed_value
+from tests.support.raising import raises
+
+PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
+OPTIONS = sorted({name for make in PARSERS.values() for name in make().option_names()})
+OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def refusal(command: str, line: str) -> str:
+    """What is wrong with a line; "" if nothing is."""
+    try:
+        PARSERS[command]().parse_line(line)
+    except OptionsError as error:
+        return str(error)
+    return ""
+
+
+# ---- understood, or refused --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "sentence"),
+    [
+        ("start", "--tiemout 3", "%gpupool start has no option --tiemout. Did you mean '--timeo"),
+        ("start", "--backend ncl", "argument --backend: 'ncl' is unknown. Did you mean 'nccl'? Us"),
+        ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
+        ("start", "local remote", "'remote' is too much. Usage: %gpupool start [PROFILE] [option"),
+        ("env", "'AWS_*", "%gpupool env: No closing quotation."),
+        ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
+        ("%%spmd", "-o a.b", "argument -o/--out: 'a.b' is not a name that a variable can have."),
+        ("%%spmd", "rank", "%%spmd: 'rank' is too much. Usage: %%spmd [-t RANKS] [-o NAME]"),
+    ],
+)
+def test_a_bad_line_is_answered_with_what_is_allowed(
+    command: str, line: str, sentence: str
+) -> None:
+    assert sentence in refusal(command, line)
+    assert "\n" not in refusal(command, line)
+
+
+def test_words_behind_dashes_are_those_of_a_scheduler() -> None:
+    found = start_options("slurm -n 16 -- -p gpu -n 3")
+    assert {**found, "words": found["words"].strip()} == {
+        "profile": "slurm",
+        "n": 16,
+        "words": "-p gpu -n 3",
+    }
+
+
+@given(st.sampled_from(sorted(PARSERS)), st.text())
+def test_any_text_is_parsed_or_refused_in_one_line(command: str, text: str) -> None:
+    name = command if command == "%%spmd" else f"%gpupool {command}"
+    assert refusal(command, text).startswith(name) or not refusal(command, text)
+
+
+SECRET = "hunter2 '\"hunter2"
+
+
+@given(
+    st.sampled_from(sorted(PARSERS)),
+    st.lists(st.sampled_from([*OPTIONS, "A", "-x", "--token", "-n7", "0", ""]), min_size=1),
+    st.lists(st.sampled_from([*OPTIONS, "A", "0", "--"])),
+)
+def test_no_error_repeats_a_value_behind_an_equals_sign(
+    command: str, names: list[str], others: list[str]
+) -> None:
+    line = shlex.join([*(f"{name}={SECRET}" for name in names), *others])
+    for words in (line, shlex.join(others) + " " + line):
+        assert "hunter2" not in refusal(command, words)
+
+
+TYPED = "hf_typed81q7wLm0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"HF_TOKEN={TYPED}",
+        f"AWS_* HF_TOKEN='{TYPED} and more'",
+        f'"HF_TOKEN={TYPED}',
+        f"-n 2 --env HF_TOKEN={TYPED}",
+    ],
+)
+def test_a_secret_that_is_typed_is_refused_and_not_repeated(line: str) -> None:
+    with raises(OptionsError, "HF_TOKEN") as caught:
+        refuse_typed_value(line)
+    assert TYPED not in str(caught.value)
+    refuse_typed_value("--backend=wrong --timeout=30")  # which is none
+
+
+# ---- explained ---------------------------------------------------------------------------------
+
+
+def values(parser: MagicParser) -> list[str]:
+    """The words that some option or argument must be one of."""
+    return [str(word) for action in parser._actions for word in action.choices or ()]
+
+
+def test_the_overview_names_every_command_with_a_sentence() -> None:
+    text = GpupoolMagics.gpupool.__doc__ or ""
+    assert re.findall(r"(?m)^%gpupool \[?(\w+)\]? +[A-Z].*\.$", text) == list(COMMANDS)
+    assert text == overview()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> None:
+    parser = COMMANDS[command]()
+    text = parser.manual()
+    assert text.startswith(f"%gpupool {command}")
+    assert SUMMARIES[command].split()[0] in text
+    assert set(parser.option_names()) <= set(OPTION.findall(text))
+    if command != "help":  # its words are in the overview
+        assert all(re.search(rf"\b{word}\b", text) for word in values(parser))
+    assert all(action.help for action in parser._actions)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_help_of_a_cell_names_every_option_and_value_and_no_other() -> None:
+    text = GpupoolMagics.spmd_cell.__doc__ or ""
+    assert set(OPTION.findall(text)) == set(spmd_parser().option_names())
+    assert all(re.search(rf"\b{word}\b", text) for word in values(spmd_parser()))
+
+
+@pytest.mark.parametrize("line", ["start -h", "start -n 2 --help", "help start"])
+def test_help_of_a_command_is_asked_for_in_each_usual_way(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Commands(None).run(line)
+    assert capsys.readouterr().out == COMMANDS["start"]().manual() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("strat", "'start'"), ("shutdown", "'stop'"), ("xyzzy", "status, start, stop, restart, ")],
+)
+def test_an_unknown_command_is_answered_with_the_nearest(word: str, hint: str) -> None:
+    with raises(OptionsError, repr(word), hint):
+        Commands(None).run(word)
+
+
+# ---- completed ---------------------------------------------------------------------------------
+
+WORDS: Words = {
+    "profile": lambda: ["local", "slurm"],
+    "env": lambda: ["AWS_A", "AWS_B", "HOME"],
+    "names": lambda: ["AWS_A", "AWS_B", "HOME"],
+    "rank": lambda: ["0", "1"],
+    "ranks": lambda: ["all", "0", "1"],
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%gpupool st", ["status", "start", "stop"]),
+        ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
+        ("%gpupool start --env --b", []),  # a name has to come first
+        ("%gpupool start --cpu --c", []),  # an option is offered once
+        ("%gpupool env AWS_A AWS", ["AWS_B"]),
+        ("%gpupool sync ", ["0", "1", "-t", "--targets"]),
+        ("%gpupool log ", ["0", "1", "-n"]),
+        ("%gpupool help sta", ["status", "start"]),
+        ("%%spmd -t ", ["all", "0", "1"]),
+        ("%%spmd --targets 0 --n", ["--nowait", "--no-sync"]),
+        ("%gpupool nonsense ", []),
+        ("", []),
+    ],
+)
+def test_offered_words(line: str, words: list[str]) -> None:
+    assert complete(line, WORDS) == words
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    shell = InteractiveShell()
+    gpupool.load_ipython_extension(shell)
+    yield shell
+    gpupool.unload_ipython_extension(shell)
+
+
+def test_the_shell_offers_them_until_it_is_unloaded(shell: InteractiveShell) -> None:
+    def offered(text: str) -> list[str]:
+        with provisionalcompleter():
+            found = list(shell.Completer.completions(text, len(text)))
+        assert all(text[c.start : c.end] == text.rpartition(" ")[2] for c in found)
+        return [c.text for c in found]
+
+    assert offered("%gpupool sta") == ["status", "start"]
+    assert offered("%gpupool start --ti") == ["--timeout"]
+    assert offered("%gpupool start s")[:2] == ["ssh", "slurm"]
+    assert offered("%%spmd --view ") == ["auto", "quiet"]
+    gpupool.load_ipython_extension(shell)  # loading twice must not leave one behind
+    gpupool.unload_ipython_extension(shell)
+    assert shell.Completer.custom_matchers == []
+    assert "status" not in offered("%gpupool sta")
