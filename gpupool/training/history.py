@@ -98,8 +98,9 @@ class TrainingHistory:
     """Seconds from the start of training to the last event."""
     # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False)
-    _validation_s: float = field(default=0.0, init=False)  # before the last step
-    _newest_validation_s: float = field(default=0.0, init=False)  # after it
+    training_s: float = field(default=0.0, init=False)
+    """Seconds of training up to the last step, validations left out."""
+    _told_s: float = field(default=0.0, init=False)  # when the last step or validation was over
 
     def __repr__(self) -> str:
         # Not all of its fields: thousands of steps would stay in the notebook's file.
@@ -140,9 +141,8 @@ class TrainingHistory:
                 self.aside = None
                 self._num_samples += event.num_samples
                 self.data_wait_s += event.data_wait_s
-                # Counted only now: `throughput` divides by the time up to the last step.
-                self._validation_s += self._newest_validation_s
-                self._newest_validation_s = 0.0
+                self.training_s += event.elapsed_s - self._told_s
+                self._told_s = event.elapsed_s
             case events.ProgressEvent():
                 self.aside = None if 0 < event.total <= event.done else event
             case events.ValidationEvent():
@@ -152,8 +152,7 @@ class TrainingHistory:
                     self.best, self.num_without_improvement = event, 0
                 elif self.best is not None:
                     self.num_without_improvement += 1
-                if self.steps:
-                    self._newest_validation_s = event.elapsed_s - self.steps[-1].elapsed_s
+                self._told_s = event.elapsed_s
             case events.DataEvent():
                 self.reads.add(event)
             case events.WarningEvent():
@@ -236,11 +235,6 @@ class TrainingHistory:
         if self.end or self.status == "stopping" or not 0 < self.progress < 1:
             return None
         return self.elapsed_s * (1 - self.progress) / self.progress
-
-    @property
-    def training_s(self) -> float:
-        """Seconds of training up to the last step, validations left out."""
-        return self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
 
     @property
     def data_wait_share(self) -> float:
