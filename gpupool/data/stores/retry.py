@@ -32,7 +32,8 @@ class Counts(NamedTuple):
 
     def __sub__(self, before: Counts) -> Counts:
         numbers = map(operator.sub, self[:4], before[:4])
-        return Counts(*numbers, self.last_reason if self.retries > before.retries else "")
+        reason = self.last_reason if self.retries > before.retries else ""
+        return Counts(*numbers, last_reason=reason)
 
 
 class Counter:
