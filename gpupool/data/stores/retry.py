@@ -31,9 +31,8 @@ class Counts(NamedTuple):
     last_reason: str = ""
 
     def __sub__(self, before: Counts) -> Counts:
-        numbers = map(operator.sub, self[:4], before[:4])
-        reason = self.last_reason if self.retries > before.retries else ""
-        return Counts(*numbers, last_reason=reason)
+        reads, num_bytes, retries, cached = map(operator.sub, self[:4], before[:4])
+        return Counts(reads, num_bytes, retries, cached, self.last_reason if retries else "")
 
 
 class Counter:

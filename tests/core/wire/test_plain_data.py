@@ -25,7 +25,7 @@ from gpupool.core.wire.location import Collective, Location
         StartEvent(3, 10, 1000, 100, 2, "cpu", "gloo", devices=("CPU", "CPU"), ranks=(0, 1)),
         StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125),
         ValidationEvent(10, 1, 0.5, None, 200, 2.0, {"rmse": 0.5}, is_best=True),
-        DataEvent(10, 1, 90, 30, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}),
+        DataEvent(10, 1, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}),
     ],
 )
 def test_an_event_comes_back_as_it_was(event: Event) -> None:
