@@ -26,31 +26,31 @@ def matched(images: Found, masks: Found, match: Match) -> list[FileInfo]:
         raise OptionsError(f'match={match!r} must be "stem", or pass {_FUNCTION}')
     image_of, mask_of = _by_key(*images, match), _by_key(*masks, match)
     lacking = []
-    for what, own, other in (("images", image_of, mask_of), ("masks", mask_of, image_of)):
-        urls = [url for key, (url, _) in own.items() if key not in other]
-        if urls:
-            more = ", ..." * (len(urls) > _SHOWN)
-            shown = ", ".join(urls[:_SHOWN]) + more
-            lacking.append(f"{len(urls):,} of the {what} have no partner: {shown}")
+    for what, (folder, _), own, other in (
+        ("images", images, image_of, mask_of),
+        ("masks", masks, mask_of, image_of),
+    ):
+        alone = [folder.name(own[key].path) for key in own.keys() - other.keys()]
+        if alone:
+            shown = ", ".join(sorted(alone)[:_SHOWN]) + ", ..." * (len(alone) > _SHOWN)
+            lacking.append(f"{len(alone):,} of the {what} have no partner: {shown}")
     if lacking:
         told = f"{'; '.join(lacking)}. Remove them, or pass {_FUNCTION}"
         raise DataError(told, "no partner")
-    return [mask_of[key][1] for key in image_of]
+    return [mask_of[key] for key in image_of]
 
 
-def _by_key(
-    folder: Folder, files: Sequence[FileInfo], match: Match
-) -> dict[str, tuple[str, FileInfo]]:
-    """Printable URL and file by what `match` makes of the path."""
-    found: dict[str, tuple[str, FileInfo]] = {}
+def _by_key(folder: Folder, files: Sequence[FileInfo], match: Match) -> dict[str, FileInfo]:
+    """The files by what `match` makes of their paths."""
+    found: dict[str, FileInfo] = {}
     for file in files:
         # The extension of the last part: dots in the names of folders stay.
         key = match(file.path) if callable(match) else os.path.splitext(file.path)[0]
-        url = folder.name(file.path)
-        if key in found:
+        other = found.setdefault(key, file)
+        if other is not file:
             raise DataError(
-                f"{found[key][0]} and {url} both match {key!r}; remove one, or pass {_FUNCTION}",
+                f"{folder.name(other.path)} and {folder.name(file.path)} both match {key!r}; "
+                f"remove one, or pass {_FUNCTION}",
                 "two partners",
             )
-        found[key] = url, file
     return found
