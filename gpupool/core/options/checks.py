@@ -158,8 +158,12 @@ def sample_weights(name: str, value: Any) -> array[float]:
     return found
 
 
-def parts(name: str, value: Any) -> tuple[str | int, ...]:
-    """Names or numbers of parts of a batch."""
+def inputs(name: str, value: Any) -> str | tuple[str | int, ...]:
+    """ "auto", or names or numbers of parts of a batch."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, str):
+        raise OptionsError.of(name, value, f"a column by its name is {name}=({value!r},).")
     found = tuple(value) if isinstance(value, Iterable) else ()
     if not found or not all(isinstance(one, str | int) for one in found):
         raise OptionsError(f"{name}={shown(value)}: give names, as ('input_ids',), or numbers.")

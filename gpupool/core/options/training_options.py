@@ -119,7 +119,7 @@ class TrainingOptions(Options):
     """Makes a batch of a list of a rank's samples, as `collate_fn` of torch's DataLoader; torch's
     `default_collate` unless given. One that mixes samples has a parameter `training=True`, which is
     False in validation."""
-    inputs: Literal["auto"] | Sequence[str | int] = option("auto", checks.parts)
+    inputs: str | Sequence[str | int] = option("auto", checks.inputs)
     """What of a batch the network is called with: names or numbers of parts of the batch.
     "auto": of a pair its first half; of named columns those that `forward` takes by name."""
     targets: str | int = option("auto", checks.part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import random
 import threading
@@ -31,8 +30,13 @@ class Counts(NamedTuple):
     last_reason: str = ""
 
     def __sub__(self, before: Counts) -> Counts:
-        reads, num_bytes, retries, cached = map(operator.sub, self[:4], before[:4])
-        return Counts(reads, num_bytes, retries, cached, self.last_reason if retries else "")
+        return Counts(
+            self.reads - before.reads,
+            self.bytes - before.bytes,
+            self.retries - before.retries,
+            self.cached_reads - before.cached_reads,
+            self.last_reason if self.retries > before.retries else "",
+        )
 
 
 class Counter:
