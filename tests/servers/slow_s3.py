@@ -6,8 +6,6 @@
         ...
         print(slow.stats())        # {"requests": 120, "max_at_once": 64, "503": 11, "cut": 1}
 
-By hand: `python -m tests.servers.slow_s3 http://127.0.0.1:8333 --latency 30 60 --fault 503 0.1`.
-
 It passes bytes on, request by request (HTTP/1.1 with keep-alive, as S3 clients speak), in a process
 of its own, so that it does not compute in the client's. Signatures stay good: the Host header is
 passed on as it is.
@@ -15,10 +13,7 @@ passed on as it is.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -106,21 +101,3 @@ class SlowS3:
         if not line:
             raise RuntimeError("the proxy has ended; see its error output above")
         return dict(json.loads(line))
-
-
-def main() -> None:
-    """A proxy by hand, until Ctrl-C."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("endpoint", help="http://127.0.0.1:PORT of the S3 server")
-    parser.add_argument("--latency", nargs=2, type=float, default=(0, 0), metavar="MS")
-    parser.add_argument("--fault", nargs=2, action="append", default=[], metavar=("KIND", "SHARE"))
-    given = parser.parse_args()
-    with SlowS3(given.endpoint, tuple(given.latency)) as slow:
-        slow.inject(*(Fault(kind, float(share)) for kind, share in given.fault))
-        print(slow.endpoint, flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            os.waitpid(slow.pid, 0)
-
-
-if __name__ == "__main__":
-    main()
