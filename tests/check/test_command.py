@@ -68,7 +68,7 @@ def promises() -> dict[str, str]:
 
 
 def test_promises_are_kept_on_cpu_ranks_and_nothing_is_left(temporary: Path) -> None:
-    names = ["pinning", "loopback", "mistake", "failure"]
+    names = ["loopback", "failure"]
     report = temporary.parent / "report.xml"
     status, out, err = checked(temporary, "--cpu", "--only", *names, "--junitxml", str(report))
     lines = {name: (verdict, text) for verdict, name, _, text in LINE.findall(out)}
@@ -114,34 +114,25 @@ def test_a_promise_that_is_not_kept_is_a_line_and_the_status(temporary: Path) ->
     assert re.match("gpupool.*PlacementError: .*no NVIDIA driver", text)
 
 
-@pytest.mark.long  # the stop button of a notebook is SIGINT, too: see test_check_kernel.py
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_whoever_ends_it_has_a_report_and_nothing_is_left(
-    temporary: Path, number: signal.Signals
-) -> None:
-    with checking(temporary, "--cpu", "--only", "kill") as process:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        assert any(line.startswith("  ok  start") for line in lines)
-        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        process.send_signal(number)
-        rest = "".join(lines)
-        assert process.wait(60) == 130
-    assert "KeyboardInterrupt" in rest
-    assert family
-    until(lambda: gone(*family), 10.0, "the end of its processes")
-    assert left(temporary) == set()
-
-
 @pytest.mark.long
-def test_a_reader_that_goes_away_ends_it_and_nothing_is_left(temporary: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+def test_whoever_ends_it_has_a_report_and_nothing_is_left(
+    temporary: Path, number: signal.Signals | None
+) -> None:
+    """The stop button of a notebook is SIGINT; None: whoever reads it goes away."""
     with checking(temporary, "--cpu", "--only", "kill") as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
         assert any(line.startswith("  ok  start") for line in lines)
         family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-        process.stdout.close()  # as that of a notebook whose kernel is killed
-        assert process.wait(60) != 0
+        assert family
+        if number is None:
+            process.stdout.close()
+            assert process.wait(60) != 0
+        else:
+            process.send_signal(number)
+            assert "KeyboardInterrupt" in "".join(lines)
+            assert process.wait(60) == 130
     until(lambda: gone(*family), 10.0, "the end of its processes")
     assert left(temporary) == set()
 

@@ -36,15 +36,15 @@ if sys.platform == "linux":
         sys.exit("the parent is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-_TIMEOUT_S = 60.0  # the first bucket takes about 5 s
+TIMEOUT_S = 60.0  # until the first bucket can be made, which takes about 5 s, or new keys are good
 _PORTS = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
 
 
 class SeaweedServer:
     """An S3 server on free loopback ports that accepts one random key and refuses all others.
 
-    `env` holds the variables a client needs; `endpoint` is the URL.
-    Raises RuntimeError, with the end of the server's log, if it does not come up.
+    `env` holds the variables a client needs; `endpoint` is the URL. Raises RuntimeError, with the
+    end of the server's log, if it does not come up.
     """
 
     def __init__(self) -> None:
@@ -141,10 +141,9 @@ class SeaweedServer:
 
     def start(self) -> Self:
         """Start the server and wait until it takes objects."""
-        began = time.monotonic()
         try:
             self._launch()
-            self._wait_until_writable(deadline=began + _TIMEOUT_S)
+            self._wait_until_writable(deadline=time.monotonic() + TIMEOUT_S)
         except BaseException:
             self.stop()
             raise
@@ -192,7 +191,7 @@ class SeaweedServer:
         self._reader_keys = dict(keys)
         self._write_identities(reader=keys)
         os.kill(self.pid, signal.SIGHUP)
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + TIMEOUT_S
         for secrets_of, is_good in ((keys, True), (gone, False)):
             for key, secret in secrets_of.items():
                 while self._takes(key, secret) != is_good:  # it takes a moment to know

@@ -33,7 +33,7 @@ class ImageDatastore(Datastore):
             have no labels, as those to be predicted; `ds[i]` has -100 in its place.
         classes: the names of the classes in the order of their indices. Left out: those there are,
             sorted; labels of a table or function that are whole numbers are sorted as numbers.
-        extensions: of the files to take, in any case.
+        extensions: of the files to take, in any case: one, or several.
         storage_options: for the file system of `url`.
 
     Warns of pictures with other extensions, which are left out, and of folders that can be read in
@@ -50,7 +50,7 @@ class ImageDatastore(Datastore):
         *,
         labels: Labels = "foldernames",
         classes: Sequence[str] | None = None,
-        extensions: Sequence[str] = IMAGE_EXTENSIONS,
+        extensions: str | Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
@@ -71,12 +71,13 @@ def list_folder(folder: Folder) -> Listing:
     return listing
 
 
-def find_files(folder: Folder, extensions: Sequence[str], what: str) -> Listing:
+def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> Listing:
     """What lies below a folder, with the files that are `what`, by their extensions in any case.
 
     Warns of pictures with others. Raises DataNotFoundError if there is none.
     """
     listing = list_folder(folder)
+    extensions = [extensions] if isinstance(extensions, str) else extensions
     warn_of_pictures((file.path for file in listing.files), extensions)
     endings = tuple(extension.lower() for extension in extensions)
     files = [file for file in listing.files if file.path.lower().endswith(endings)]

@@ -62,12 +62,13 @@ class TarDatastore(Datastore):
         *,
         labels: Labels = ".cls",
         classes: Sequence[str] | None = None,
-        extensions: Sequence[str] = IMAGE_EXTENSIONS,
+        extensions: str | Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder, tars = _find_tars(url, dict(storage_options or {}))
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
         suffix, _, field = where.partition(":")
+        extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
         rows, paths, named, seen = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
         with progress("Reading headers", len(tars), "tars") as bar:
