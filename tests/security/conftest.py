@@ -36,12 +36,12 @@ def bob(users: tuple[User, User]) -> Iterator[User]:
 
 @pytest.fixture
 def victim(alice: User) -> Actor:
-    """A process of Alice's without a pool."""
-    return alice.act("victim")
+    """A process of Alice's without a pool, which runs cells."""
+    return alice.act("hosts.notebook")
 
 
 @pytest.fixture
 def pool(victim: Actor) -> Actor:
     """A process of Alice's with a pool of two."""
-    victim.do("start")
+    victim.do("run", source="start(n=2)")
     return victim

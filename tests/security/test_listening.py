@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
+from typing import Any
+
 import pytest
 
 from tests.security.lines import Actor
@@ -10,30 +13,50 @@ from tests.support.processes import until
 
 pytestmark = pytest.mark.long
 
-SAYS = "print('diagnosis of patient', 15 + rank, flush=True); rank"
-SAID = {
-    "values": {"0": 0, "1": 1},
-    "texts": {str(n): f"diagnosis of patient {15 + n}\n" for n in (0, 1)},
-}
-NUM_CELLS = 5
+SAYS = """
+result = pool.run("print('diagnosis of patient', 15 + rank, flush=True); rank")
+[(result[rank], result.text(rank)) for rank in result]
+"""
+SAID = [(rank, f"diagnosis of patient {15 + rank}\n") for rank in range(2)]
+TRAIN = """
+from tests.support.trainings import network, samples
+gpupool.train(network(), samples(32), epochs=3, batch_size=8).history.loss
+"""
+LISTENERS = """
+import psutil
+me = psutil.Process()
+found = [one for p in (me, *me.children(recursive=True)) for one in p.net_connections("inet")]
+[one.laddr.port for one in found if one.status == psutil.CONN_LISTEN]
+"""
+# for ever, to everybody; not the pool's: what can be heard, is
+PUBLISH = """
+import threading, time, zmq
+speaker = zmq.Context.instance().socket(zmq.PUB)
+port = speaker.bind_to_random_port("tcp://127.0.0.1")
+def speak():
+    while True:
+        speaker.send(b"heard by everybody")
+        time.sleep(0.02)
+threading.Thread(target=speak, daemon=True).start()
+port
+"""
 
 
-@pytest.fixture
-def sniffer(pool: Actor, alice: User, bob: User) -> Actor:
-    """Bob, subscribed to every port of Alice, as far as she lets him."""
-    sniffer = bob.act("attackers", "sniffer", alice.uid)
-    ports = set(pool.do("listeners"))
+def test_another_user_hears_nothing_of_cells_and_trainings(
+    pool: Actor, alice: User, bob: User
+) -> None:
+    """Bob is subscribed to every port of Alice, as far as she lets him."""
+
+    def run(source: str) -> Any:
+        return literal_eval(pool.do("run", source=source))
+
+    sniffer, ports = bob.act("security.attackers", "sniffer", alice.uid), set(run(LISTENERS))
     until(lambda: ports <= set(sniffer.do("report")["settled"]), 10.0, "each port's answer")
-    return sniffer
-
-
-def test_another_user_hears_nothing_of_cells_and_trainings(pool: Actor, sniffer: Actor) -> None:
-    open_port = pool.do("publish")  # what is for everybody he does hear
+    open_port = run(PUBLISH)
     until(lambda: str(open_port) in sniffer.do("report")["heard"], 10.0, "his hearing")
-    for _ in range(NUM_CELLS):
-        assert pool.do("run", source=SAYS) == SAID
-    losses = pool.do("train")["losses"]
-    assert losses[-1] == losses[-1]
+    for _ in range(5):
+        assert run(SAYS) == SAID
+    assert len(run(TRAIN)) == 12
     before = sniffer.do("report")["heard"][str(open_port)]
     until(lambda: sniffer.do("report")["heard"][str(open_port)] > before, 10.0, "his last word")
     report = sniffer.do("report")

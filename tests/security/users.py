@@ -48,8 +48,8 @@ class User:
     num_actors: int = 0
 
     def act(self, module: str, *arguments: object) -> Actor:
-        """Start a module of this folder that serves commands."""
-        command = [sys.executable, "-u", "-m", f"tests.security.{module}", *map(str, arguments)]
+        """Start a module of the tests that serves commands."""
+        command = [sys.executable, "-u", "-m", f"tests.{module}", *map(str, arguments)]
         self.num_actors += 1
         name = f"{self.name}-{module}-{self.num_actors}"
         log = self.home / f"{name}.log"
