@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -101,7 +102,10 @@ def sentence(
     where = without_passwords(url)  # a key is refused for all files alike: all ranks say the same
     number = 0 if what else getattr(error, "errno", None) or 0  # of this machine
     if doing in ("writing", "removing") and number:
-        kind, what = "disk", f"cannot be written ({os.strerror(number)}); give another folder"
+        why = "there is a file where the folder should be"
+        if number != errno.EEXIST:
+            why = f"cannot be written ({os.strerror(number)})"
+        kind, what = "disk", f"{why}; give another folder"
     elif number and (kind == "denied" or (kind == "missing" and url.startswith("s3"))):
         kind = "other"  # as of a file with a token: no object's fault, and no key's
     if kind in _KEYS:

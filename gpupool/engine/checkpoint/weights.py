@@ -55,6 +55,8 @@ def read_without_code(content: bytes, shown: str, what: str) -> Any:
             check_stored(content)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # the readers of archives and pickles raise what they like
+        if "PytorchStreamReader" in str(error):
+            raise DataError(f"{shown} is damaged; take another one", "damaged", url=shown) from None
         # torch's own advice comes first, and would run the file's code.
         reason = cut(str(error).rpartition("WeightsUnpickler error: ")[2] or type(error).__name__)
         raise DataError(

@@ -189,8 +189,8 @@ class _Training:
                 ends_epoch = share.is_last
                 is_last = ends_epoch or run.step == options.max_steps
                 validates = self.is_validation_due()
-                by_clock = not (is_last or validates or self.saving.is_due(ends_epoch=False))
-                by_clock = by_clock and run.step % REPORT_EVERY > 0
+                saves = self.saving.is_due(ends_epoch=False)
+                by_clock = not (is_last or validates or saves) and run.step % REPORT_EVERY > 0
                 if reporter.is_due or not by_clock:
                     self.report(by_clock=by_clock)  # all ranks know the same from here on
                 self.rank_report.end_step(run.step)
@@ -200,7 +200,7 @@ class _Training:
                 if validates and run.stopped_by in ("", "max_steps"):
                     self.validate()
                     set_training(run.model, frozen_norms=options.batch_norm == "frozen")
-                if not ends_epoch and self.saving.is_due(ends_epoch=False):
+                if saves and not ends_epoch:
                     self.save()
                 if run.stopped_by:
                     break
