@@ -28,7 +28,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -334,6 +334,26 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def sum_later(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Begin to sum `numbers`, of one dimension, over these ranks, and do not wait.
+
+        What is returned waits until that is done, though not for what the device does after it, and
+        gives the sums.
+        """
+        work = dist.all_reduce(numbers, group=self.group, async_op=True) if self.size > 1 else None
+        device = devices.of(numbers.device)
+        if not device.lags:
+            return lambda: (work and work.wait(), numbers.tolist())[1]
+        if work is not None:
+            work.wait()  # the stream does, and not this thread
+        copy, copied = device.copy_to_host(numbers)
+
+        def sums() -> list[float]:
+            copied.synchronize()
+            return copy.tolist()
+
+        return sums
 
     def sum(self, numbers: Tensor) -> Tensor:
         """`numbers` summed over these ranks, in place."""

@@ -2,8 +2,9 @@
 
     sums = Sums(world, every_s=1.0, most=10)
     sums.add([(loss, num_samples)])    # in each step; nothing is read from the device
-    if sums.is_full:                   # on all ranks after the same step
-        rows, wishes = sums.flush(wants_stop)
+    if sums.is_full:                   # on all ranks after the same step, as the last block agreed
+        sums.begin(wants_stop)         # waits for no rank and no device
+        rows, wishes = sums.finish()   # at once, or a step later
 
 One small all-reduce for a block costs less than one for each step, and it carries whatever else
 all ranks have to know alike. Runs on engines; knows only torch.
@@ -44,47 +45,56 @@ class Sums:
     ) -> None:
         self._world, self._every_s, self._most, self._clock = world, every_s, most, clock
         self._rows: list[Sequence[Weighed]] = []
+        self._width = 0
+        self._begun: tuple[int, Callable[[], list[float]]] | None = None
         self._block = 1  # the first row sets things up, and says nothing of the others
-        self._flushed_at = clock()
+        self._begun_at = clock()
 
     def add(self, row: Sequence[Weighed]) -> None:
         """Note a row; tensors of it stay on the device."""
+        self._width = len(row)
         self._rows.append(row)
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to `flush`, on every rank alike."""
+        """Whether it is time to sum, on every rank alike."""
         is_alone = self._world.size == 1
-        is_late = is_alone and self._clock() - self._flushed_at >= self._every_s
+        is_late = is_alone and self._clock() - self._begun_at >= self._every_s
         return len(self._rows) >= self._block or is_late
 
-    def flush(self, *wishes: float) -> tuple[list[list[tuple[float, float]]], list[float]]:
-        """Sum the rows since the last call over the ranks, and these numbers with them; waits.
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something to `finish`."""
+        return self._begun is not None
 
-        Returns for each row its sums of (value * weight, weight), and the sums of `wishes`.
-        """
+    def begin(self, *wishes: float) -> None:
+        """Begin to sum the rows since the last call over the ranks, and these numbers with them."""
         rows, self._rows = self._rows, []
         device = self._world.device
         values, weights = (
             _on_device([pair[i] for row in rows for pair in row], device) for i in (0, 1)
         )
         values = torch.where(weights > 0, values * weights, 0.0)  # as 0 times NaN is NaN
-        tail = torch.tensor(
-            [*wishes, self._next_block(len(rows))], dtype=torch.float64, device="cpu"
-        )
-        block = torch.cat([values, weights, tail.to(device, non_blocking=True)])
-        *numbers, size = self._world.sum(block).tolist()
-        self._block, self._flushed_at = int(size), self._clock()
-        num = len(values)
+        tail = _on_device([*wishes, self._next_block(len(rows))], device)
+        self._begun_at = self._clock()
+        self._begun = len(rows), self._world.sum_later(torch.cat([values, weights, tail]))
+
+    def finish(self) -> tuple[list[list[tuple[float, float]]], list[float]]:
+        """For each row its sums of (value * weight, weight), and the sums of the wishes; waits."""
+        assert self._begun is not None
+        (num_rows, received), self._begun = self._begun, None
+        *numbers, size = received()
+        self._block = int(size)
+        num = self._width * num_rows
         pairs = list(zip(numbers[:num], numbers[num : 2 * num], strict=True))
-        width = num // len(rows)
-        return [pairs[i : i + width] for i in range(0, num, width)], numbers[2 * num :]
+        rows = [pairs[i : i + self._width] for i in range(0, num, self._width)]
+        return rows, numbers[2 * num :]
 
     def _next_block(self, num_rows: int) -> int:
         """How many rows the next block has: the first rank says, the others add 0 to it."""
         if self._world.rank != 0:
             return 0
-        row_s = (self._clock() - self._flushed_at) / num_rows
+        row_s = (self._clock() - self._begun_at) / num_rows
         return max(1, min(self._most, round(self._every_s / max(row_s, 1e-9))))
 
 

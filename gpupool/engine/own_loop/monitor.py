@@ -149,7 +149,8 @@ class Monitor:
         records, self._records = self._records, []
         rows: list[Row] = []
         if records:
-            sums, (wishes,) = self._sums.flush(float(self._wish or control.stop_requested()))
+            self._sums.begin(float(self._wish or control.stop_requested()))
+            sums, (wishes,) = self._sums.finish()
             self._stopped |= wishes > 0
             for (step, elapsed_s, _), row in zip(records, sums, strict=True):
                 pairs = zip(self._metrics, row, strict=True)

@@ -2,7 +2,8 @@
 
 Every rank walks through the same global batches and takes its share of each: `step.py` has one
 step, `reports.py` what comes of it. All ranks know the same sums over the ranks, and decide from
-them alike; so they end after the same step. Runs on engines, also under plain `torchrun`.
+them alike; so they end after the same step, unless an interrupt or an error ends each of them where
+it is. Runs on engines, also under plain `torchrun`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from gpupool.core.network import NetworkInfo
 from gpupool.core.options.datasets import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
-from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, WarningEvent
+from gpupool.core.wire.events import (
+    EndEvent,
+    Event,
+    ProgressEvent,
+    StepEvent,
+    WarningEvent,
+)
 from gpupool.data.reading import loader
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
@@ -71,13 +78,15 @@ def fit(
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
-        stop_requested: asked every 10 steps, and every second; true on any rank ends
+        stop_requested: asked every 10 steps, and once a second; true on any rank ends
             training on all, after the same step.
-        stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
-            that ends training after the last complete step. Each rank ends alone then.
+        stops_at_once: asked after an error: true if the user has stopped a training whose data do
+            not come, by an interrupt and an abort of its collectives. Each rank ends alone then,
+            after its last complete step, and well.
         rank_report: how this rank fares, which is measured only where there is one.
 
-    Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
+    Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are,
+    unless the error came while the optimizer changed the weights.
     """
     options = with_data(options, dataset)
     report = rank_report or RankReport()
@@ -180,27 +189,24 @@ class _Training:
         while not run.stopped_by and run.epoch <= options.epochs:
             reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
             set_training(run.model, frozen_norms=options.batch_norm == "frozen")
-            ends_epoch = True
+            ends_epoch = True  # also where a resumed epoch has no steps left
             for share in self.shares():
                 self.step.run(share)  # forward, backward, mean over the ranks, optimizer
                 self.trace.stepped()
-                self.callbacks.call("step")
+                self.callbacks.call("step")  # a wish to stop comes with the next report
 
                 ends_epoch = share.is_last
-                is_last = ends_epoch or run.step == options.max_steps
                 validates = self.is_validation_due()
-                saves = self.saving.is_due(ends_epoch=False)
-                by_clock = not (is_last or validates or saves) and run.step % REPORT_EVERY > 0
-                if reporter.is_due or not by_clock:
-                    self.report(by_clock=by_clock)  # all ranks know the same from here on
+                is_over = ends_epoch or run.step == options.max_steps
+                saves = self.report(is_needed=validates or is_over)  # may stop the training
                 self.rank_report.end_step(run.step)
                 if run.step == options.max_steps:
                     run.stop("max_steps")
-                # A user who stops does not wait for it, and diverged weights need none.
+                # Whoever stops does not wait for it, and diverged weights need none.
                 if validates and run.stopped_by in ("", "max_steps"):
                     self.validate()
                     set_training(run.model, frozen_norms=options.batch_norm == "frozen")
-                if saves and not ends_epoch:
+                if saves and not ends_epoch:  # else it is saved as the beginning of the next one
                     self.save()
                 if run.stopped_by:
                     break
@@ -216,7 +222,7 @@ class _Training:
                 self.call_back("epoch")
                 if self.saving.is_due(ends_epoch=True):
                     self.save()
-        run.stop("epochs")
+        run.stop("epochs")  # unless something else has: the first reason stays
         self.rank_report.end()
 
     def finish(self) -> None:
@@ -254,28 +260,56 @@ class _Training:
             yield share
             self.rank_report.timer.begin_step()
 
-    def report(self, *, by_clock: bool) -> None:
-        """Sum the last steps over the ranks: all decide alike whether training ends."""
+    def report(self, *, is_needed: bool) -> bool:
+        """Sum steps over the ranks: begun every 10 steps, finished one step later.
+
+        So nobody waits for the sums, unless something depends on the steps just made (`is_needed`),
+        or about a second is over; the ranks have agreed in the last report when that is.
+
+        Returns whether a checkpoint is due after this step.
+        """
+        run, reporter = self.run, self.run.reporter
+        if reporter.is_begun:
+            self.decide(reporter.finish())
+        if (run.step - 1) % REPORT_EVERY == 0:  # also where a second was over just then
+            self.heed_callbacks()
+        saves = self.saving.is_due(ends_epoch=False)
+        if is_needed or saves or run.stopped_by:
+            self.decide(reporter.flush())
+            self.heed_callbacks()
+        elif reporter.is_due:
+            self.decide(reporter.flush())
+        elif run.step % REPORT_EVERY == 0:
+            reporter.begin()
+        return saves
+
+    def decide(self, steps: Sequence[StepEvent]) -> None:
+        """All ranks know the sums of these steps, and decide alike whether training ends."""
         run = self.run
-        steps = run.reporter.flush(by_clock=by_clock)
-        requested = run.reporter.requested
         self.saving.report_news()
         self.warn_of_board()
         diverged = None if run.has_diverged else loss_warning(steps)
         if diverged is not None:
             run.reporter.emit(diverged)
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
-        elif "user" in requested:
+        elif "user" in run.reporter.requested:
             run.stop("user")
-        # What a callback wishes follows from the options, and not from a clock.
-        if "callback" in requested and not by_clock:
-            run.stop("callback")
+
+    def heed_callbacks(self) -> None:
+        """Show callbacks the newest report, and stop if one of them wishes it.
+
+        Called after steps that the options decide, and no clock: what callbacks see and wish can
+        change the weights.
+        """
+        self.run.reporter.show_last_step()
+        if "callback" in self.run.reporter.requested:
+            self.run.stop("callback")
 
     def validate(self) -> None:
         """Loss, accuracy and metrics over the validation set, and what follows from them."""
         run, validation = self.run, self.validation
         assert validation is not None
-        # "local" batch norms have other statistics on each rank; those of rank 0 are kept.
+        # "local" batch norms have other statistics on each rank; all take those of rank 0.
         share_statistics(run.evaluated, run.world)
         run.reporter.begin_validation(run.step, validation, run.options)
         began = time.perf_counter()
@@ -337,7 +371,8 @@ class _Training:
     # ---- the end --------------------------------------------------------------------------------
 
     def leave_weights(self) -> None:
-        """Give the network the weights that are kept."""
+        """Give the network what `options.keep` asks for: the best weights so far, or the last; of a
+        training that has diverged, the last ones that were finite."""
         self.best.restore()
         plain_batch_norm(self.run.model).eval()
 
@@ -348,27 +383,24 @@ class _Training:
         self.warn_of_board()
 
     def is_last_step_whole(self) -> bool:
-        """Whether the network can be left as it is after the last step, and it is known of which.
-
-        After an interrupt; where collectives have been aborted, the device may have continued with
-        half a sum.
-        """
+        """Whether the network can be left as it is, and it is known after which step that is."""
         run = self.run
         if not self.has_begun or not run.is_step_complete:
             return False
+        # Waits for the device: after an abort it may have continued with half a sum.
         return not run.completed.why_spoilt_at_end()
 
     def save_last_step(self, *, at_once: bool) -> None:
         """After an error: save the last complete step; no other rank is asked anything.
 
-        Nothing is saved if the optimizer was changing the weights.
+        Nothing is saved if the optimizer was changing the weights (`run.is_step_complete`).
 
-        `at_once`: it was an interrupt, and the network keeps the weights of that step. A checkpoint
-        that takes long is not waited for then.
+        `at_once`: the user has stopped it, and the network is left as at any other stop. A
+        checkpoint that takes long is not waited for then.
         """
         run = self.run
-        if at_once or run.options.checkpoint is not None:  # else nobody sees the network again
-            self.step.undo()
+        if at_once or run.options.checkpoint is not None:  # else nobody needs the step before
+            self.step.restore_buffers()
         self.trace.drop()
         self.close_board()
         run.reporter.emit(*run.reporter.unreported())  # a checkpoint has them too

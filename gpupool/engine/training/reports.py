@@ -1,8 +1,9 @@
 """What training reports: sums over the ranks, a block of steps at a time. Runs on engines.
 
-reporter.add(run.step, ...)      # in each step: loss and counts stay on the device
-if reporter.is_due:              # on all ranks after the same step
-    steps = reporter.flush()     # one small all-reduce: all ranks know the same from here on
+reporter.add(run.step, ...)        # in each step: loss and counts stay on the device
+reporter.begin()                   # every 10 steps: one small all-reduce, begun
+steps = reporter.finish()          # a step later: all ranks know the same from here on
+steps = reporter.flush()           # both at once, where something depends on the steps
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Reporter:
     """Sums the metrics of steps over the ranks, a block of steps at a time, and emits events.
 
     `requests` maps a name to a function: does this rank request it? `requested` are the names that
-    any rank had requested at the last `flush`: all ranks learn of them after the same step.
-    `last_step` and `last_validation` are the same on all ranks; `last_step` is the newest that no
-    clock has decided to report.
+    any rank had requested in the newest report: all ranks learn of them after the same step.
+    `last_step` and `last_validation` are the same on all ranks; `last_step` is the one that
+    `show_last_step` found.
     """
 
     def __init__(self, world: World, emit: Callable[[Sequence[Event]], None]) -> None:
@@ -61,7 +62,9 @@ class Reporter:
         self.last_step: StepEvent | None = None
         self.last_validation: ValidationEvent | None = None
         self._sums = Sums(world, REPORT_EVERY_S, REPORT_EVERY)
-        self._steps: list[dict[str, Any]] = []  # since the last report: number, epoch, times
+        self._steps: list[dict[str, Any]] = []  # not begun to be summed: number, epoch, times
+        self._begun: list[dict[str, Any]] = []
+        self._newest: StepEvent | None = None  # that was reported
         self._reads = ReadCounts(world)
         self._num_counted = 0
         self._dataset: Dataset | None = None  # the one that is trained on
@@ -87,42 +90,58 @@ class Reporter:
         """Whether about a second is over since the last report, on every rank alike."""
         return self._sums.is_full
 
-    def flush(self, *, by_clock: bool = False) -> list[StepEvent]:
-        """Emit the noted steps, and learn what is `requested`; waits for all ranks.
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is a report to `finish`."""
+        return self._sums.is_begun
 
-        `by_clock`: only a clock has decided so; `last_step` stays, as what callbacks see can change
-        the weights.
+    def begin(self) -> None:
+        """Begin to sum the noted steps over the ranks; this waits for no rank and no device."""
+        asked = [float(is_requested()) for is_requested in self.requests.values()]
+        self._sums.begin(*asked, *self._reads.numbers())
+        self._begun, self._steps = self._steps, []
+
+    def finish(self) -> list[StepEvent]:
+        """Emit the steps whose sums were begun, and learn what is `requested`; waits for all ranks.
 
         Returns, on every rank, those steps in which the loss counted something. None does
         if all samples were skipped, or no pixel has a class.
 
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
-        if not self._steps:
-            return []
-        asked = [float(is_requested()) for is_requested in self.requests.values()]
-        rows, tail = self._sums.flush(*asked, *self._reads.numbers())
+        rows, tail = self._sums.finish()
         asked, read = tail[:-NUM_READ], tail[-NUM_READ:]
         pairs = zip(self.requests, asked, strict=True)
         self.requested = frozenset(name for name, number in pairs if number)
         steps, counting = [], []
-        for info, row in zip(self._steps, rows, strict=True):
+        for info, row in zip(self._begun, rows, strict=True):
             (total, count), (correct, _), (labeled, _), (num, _) = row
             loss, share = mean_loss(total, count), accuracy(correct, labeled)
             steps.append(StepEvent(loss=loss, accuracy=share, num_samples=int(num), **info))
             counting += steps[-1:] if count else []
             self._num_counted += int(num)
-        self._steps = []
-        if not by_clock:
-            self.last_step = steps[-1]
+        self._begun, self._newest = [], steps[-1]
         self.emit(*steps)
         self._emit_reads(read, steps[-1].step, steps[-1].epoch)
         return counting
 
+    def flush(self) -> list[StepEvent]:
+        """Emit all noted steps; as `finish`."""
+        steps = self.finish() if self.is_begun else []
+        if self._steps:
+            self.begin()
+            steps += self.finish()
+        return steps
+
+    def show_last_step(self) -> None:
+        """`last_step` is the newest that was reported: after steps that no clock decides."""
+        self.last_step = self._newest or self.last_step
+
     def unreported(self) -> list[StepEvent]:
         """The steps that were noted and not emitted: without loss (NaN), a sum over all ranks."""
         return [
-            StepEvent(loss=math.nan, accuracy=None, num_samples=0, **info) for info in self._steps
+            StepEvent(loss=math.nan, accuracy=None, num_samples=0, **info)
+            for info in [*self._begun, *self._steps]
         ]
 
     # ---- passes over the data: epochs and validations -------------------------------------------

@@ -88,14 +88,15 @@ class TrainingStep:
                 scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(self._parameters, options.clip)
 
-        run.is_step_complete = False
+        run.is_step_complete = False  # weights, and what counts them, do not agree from here on
         if scaler is None:
             optimizer.step()
         else:  # which leaves out a step whose gradients are not finite
             scaler.step(optimizer)
             scaler.update()
-        if run.ema is not None:  # what is no tensor is the newest there too
+        if run.ema is not None:
             update_average(run.ema, run.model)
+            # What modules keep beside tensors cannot be averaged: the newest is there too.
             self._averaged_extra.put_back(self._extra.note())
         self._has_undo = False
         self._timer.end_work()
@@ -106,7 +107,7 @@ class TrainingStep:
         run.reporter.add(number, run.epoch, lr, metrics, share)
         run.is_step_complete = True
 
-    def undo(self) -> None:
+    def restore_buffers(self) -> None:
         """Restore the buffers that an incomplete step has changed."""
         if self._has_undo:
             self._before.restore()
@@ -120,7 +121,7 @@ class TrainingStep:
         Returns the metrics of each micro-batch.
         """
         global_count = self._global_count(share)
-        self._buffers.before_forward(share)
+        self._buffers.before_forward(share)  # of smaller batches: all take rank 0's statistics
         parts = micro_batches(share, self._run.options.accumulate, self._buffers.is_synced)
         metrics = []
         for part in parts:
@@ -128,7 +129,9 @@ class TrainingStep:
             syncs = part is parts[-1]
             with nullcontext() if syncs else self._without_sync():
                 metrics.append(self._add_gradient(part, global_count, syncs=syncs))
-        self._buffers.after_backward(share)
+        self._buffers.after_backward(
+            share
+        )  # where rank 0 had no samples, its buffers are another's
         return metrics
 
     def _global_count(self, share: Share) -> int | Tensor:
@@ -158,10 +161,9 @@ class TrainingStep:
         self, part: MicroBatch, global_count: int | Tensor, *, syncs: bool
     ) -> BatchMetrics:
         """Forward and backward of a micro-batch; `syncs`: the ranks wait for each other."""
-        run, is_first = self._run, syncs and self._checks_unused
-        weighted_loss, metrics = (self._first_forward if is_first else self._forward)(
-            part, global_count
-        )
+        run = self._run
+        forward = self._first_forward if syncs and self._checks_unused else self._forward
+        weighted_loss, metrics = forward(part, global_count)
         if run.scaler is not None:
             weighted_loss = run.scaler.scale(weighted_loss)
         if syncs and run.world.size > 1:
@@ -212,7 +214,7 @@ class TrainingStep:
         """
         self._save_undo()
         self._forward_and_backward(share)
-        self.undo()
+        self.restore_buffers()
 
     def _first_forward(
         self, part: MicroBatch, global_count: int | Tensor

@@ -92,6 +92,6 @@ def test_no_bit_depends_on_how_long_steps_last(pools: Pools, ranks: int) -> None
         for model in (Slow(0.0), Slow(0.4, first=2, last=8))
     ]
     assert [result.stopped_by for result in results] == ["callback"] * 2
-    assert [len(result.history.steps) for result in results] == [10, 10]  # with the next report
+    assert [len(result.history.steps) for result in results] == [11, 11]  # with the next report
     assert torch.equal(*(weights(result.model) for result in results))
     assert results[0].history.loss == results[1].history.loss
