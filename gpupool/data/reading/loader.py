@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -157,11 +157,16 @@ def _read(
         mine.append(known)
     try:
         if known.by_threads:
+            num_without = 0
             try:
-                yield from read_in_threads(known.rows.dataset, batches, reading)
+                with closing(read_in_threads(known.rows.dataset, batches, reading)) as reads:
+                    for read in reads:
+                        num_without += 1
+                        yield read
+                        del read  # it is the caller's now
                 return
-            except DrawsError:  # before the first batch
-                known.by_threads = False
+            except DrawsError:  # before the first sample: these batches had none that is readable
+                known.by_threads, batches = False, batches[num_without:]
         if known.num_workers is None and num_workers is None:
             num_empty = next((i for i, one in enumerate(batches) if len(one)), len(batches))
             given += [None] * num_empty

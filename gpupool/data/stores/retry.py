@@ -116,6 +116,8 @@ class Tries:
     def __exit__(self, *_: object) -> None:
         global _line
         _under_way.discard(self)
+        if _line is None:  # as nearly always
+            return
         with _lock:
             told = (tries for tries in list(_under_way) if tries._is_told)
             if _line is not None and all(tries.is_over() for tries in told):

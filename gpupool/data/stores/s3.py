@@ -182,7 +182,8 @@ def get(store: Any, key: str, start: int, length: int | None) -> tuple[bytes, in
     if length is not None:
         options = {"range": (start, start + length)}
     result = store.get(key, options=options)
-    return bytes(result.bytes()), result.meta["size"], _etag(result.meta)
+    meta = result.meta  # made anew each time it is asked for
+    return bytes(result.bytes()), meta["size"], _etag(meta)
 
 
 def find(

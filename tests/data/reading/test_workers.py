@@ -115,6 +115,15 @@ def test_what_draws_from_generators_that_threads_share_is_read_alone_and_puts_th
     assert after == before
 
 
+def test_where_all_of_the_first_batch_is_skipped_the_others_come_once() -> None:
+    points = NumpyPoints(NUM)
+    points.damaged = set(range(10))
+    parts = [np.arange(10), np.arange(10, 20), np.arange(20, 30)]
+    batches = list(load_batches(points, parts, depth=1, draw=Draw(0, 0), skip=True))
+    found = [batch.targets.tolist() if batch and batch.num else [] for batch in batches]
+    assert found == [[], list(range(10, 20)), list(range(20, 30))]
+
+
 def test_workers_stay_for_the_epochs_and_open_files_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_bytes(bytes(range(NUM)))
