@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 from collections.abc import Iterator
 
@@ -71,20 +70,6 @@ def test_it_is_drawn_after_a_second_five_times_a_second_at_most_and_once_at_its_
     assert (seen.courses[-1], seen.num_opened) == (last, 1)
 
 
-def test_what_is_asked_for_is_drawn_at_once_by_what_is_given(seen: Seen) -> None:
-    clock, mine = Clock(), list[Course]()
-    bar = Progress("validating", 1000, "samples", clock, after_s=0.0, draw=mine.append)
-    for _ in range(101):  # more than there are: the last batch is smaller
-        bar.advance(10, and_tick=True)
-        clock.now += 0.02
-    numbers = [course.done for course in mine]
-    assert numbers == sorted(numbers)
-    assert 10 <= len(numbers) <= 12
-    assert numbers[0] == 10
-    bar.close()
-    assert (mine[-1].done, mine[-1].is_over, seen.num_opened) == (1000, True, 0)
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_or_a_stop_ends_it_and_goes_on(seen: Seen, error: type[BaseException]) -> None:
     def work() -> None:
@@ -111,21 +96,3 @@ def test_a_drawing_that_fails_never_costs_the_work(
     assert len(seen.courses) == 1
     ours = [record for record in caplog.records if record.name == "gpupool"]
     assert len(ours) == num_logged
-
-
-def _draws_in_a_worker(answers: multiprocessing.Queue[int]) -> None:
-    seen, clock = Seen(), Clock()
-    progress.draw_with(seen.open)
-    bar = Progress("Listing", clock=clock)
-    clock.now = 1.0
-    bar.tick()
-    answers.put(seen.num_opened)
-
-
-def test_a_worker_process_draws_nothing() -> None:
-    context = multiprocessing.get_context("spawn")
-    answers: multiprocessing.Queue[int] = context.Queue()
-    worker = context.Process(target=_draws_in_a_worker, args=(answers,))
-    worker.start()
-    assert answers.get(timeout=60) == 0
-    worker.join()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
-
-from gpupool.notebook.sweep_view import MAX_ROWS, MAX_RUNNING_ROWS, SweepView, sweep_html
+from gpupool.notebook.sweep_view import sweep_html
 from gpupool.training.sweep.result import SweepProgress, Trial
 from tests.notebook.page.test_hostile_markup import HOSTILE, assert_harmless
 
@@ -37,31 +35,8 @@ def test_each_trial_has_a_row_and_the_best_is_ringed_and_named() -> None:
     assert "<progress" not in sweep_html(replace(SWEEP, status="finished"))
 
 
-def test_of_too_many_trials_the_best_those_that_run_and_the_last_have_rows() -> None:
-    for status, limit in (("running", MAX_RUNNING_ROWS), ("stopped", MAX_ROWS)):
-        trials = [replace(DONE, number=n, value=0.5) for n in range(limit + 30)]
-        trials[0], trials[2] = replace(RUNNING, number=0), replace(DONE, number=2, value=1.0)
-        progress = replace(SWEEP, trials=trials, status=status)
-        assert list(rows(progress)) == [0, 2, *range(32, limit + 30)]
-        assert "30 more trials" in sweep_html(progress)
-
-
 def test_odd_names_values_and_courses() -> None:
     odd = replace(DONE, number=1, params={HOSTILE: HOSTILE}, course=[(5, 1e308), (5, 1e308)])
     trials = [DONE, odd, replace(odd, state="failed", error=HOSTILE)]
     assert_harmless(sweep_html(replace(SWEEP, name=HOSTILE, metric=HOSTILE, trials=trials)))
     assert "<table" not in sweep_html(replace(SWEEP, trials=[], left_s=None))
-
-
-def test_without_a_notebook_each_trial_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    view, earlier = SweepView(), replace(DONE, number=7)
-    for trials in ([earlier, RUNNING], [earlier, *TRIALS], [earlier, *TRIALS]):
-        progress = replace(SWEEP, trials=trials)
-        view(progress)
-    assert capsys.readouterr().out.splitlines() == [
-        "trial 0: accuracy 90.0 % with lr 0.0125, layers 64; done in 12 s",
-        "trial 1: accuracy 10.0 % with lr 1e-05; pruned in 2.0 s",
-        "trial 2: ValueError: no <b> with lr 0.5; failed in 0.5 s",
-    ]
-    view(replace(SWEEP, status="finished"))
-    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -16,7 +15,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool, PoolError, PoolStartError, SpmdError
-from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
+from gpupool.core.errors import NoPoolError, OptionsError
 from gpupool.pool import session
 from gpupool.pool.launchers import starter
 from tests.support.processes import (
@@ -25,7 +24,6 @@ from tests.support.processes import (
     folder_of,
     gone,
     members,
-    press_when,
     until,
 )
 from tests.support.raising import raises
@@ -42,25 +40,7 @@ def error_of(pool: Pool, code: Any, *args: Any, **options: Any) -> SpmdError:
     return caught.value
 
 
-# ---- a cell and a function -------------------------------------------------------------------
-
-
-def test_a_cell_gives_value_text_and_times(pool2: Pool) -> None:
-    result = pool2.run("print('hello from', rank)\n'v' * (rank + 1)")
-    assert dict(result) == {0: "v", 1: "vv"}
-    assert result.text(1) == "hello from 1\n"
-    assert result.value_text(1) == "'vv'"
-    assert result.ranks == (0, 1)
-    assert 0 <= result.rank_elapsed_s(0) <= result.elapsed_s < SOON_S
-
-
-def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
-    offset = {"by": 100}
-
-    def add(a: int, *, b: int) -> int:
-        return a + b + offset["by"]
-
-    assert dict(pool2.run(add, 1, b=2)) == {0: 103, 1: 103}
+# ---- a cell on some ranks --------------------------------------------------------------------
 
 
 def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
@@ -71,16 +51,6 @@ def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
     assert dict(pool2.run("rank", ranks=[0])) == {0: 0}
     with raises(OptionsError, "ranks", " 0 to 1"):
         pool2.run("rank", ranks=2)
-
-
-# ---- interrupts ------------------------------------------------------------------------------
-
-
-def test_each_call_hears_its_own_ctrl_c_however_soon_it_comes_after_the_last(pool2: Pool) -> None:
-    for _ in range(3):
-        presser = press_when(lambda: pool2.status().state == "busy")
-        assert error_of(pool2, "while True: pass").first.ename == "KeyboardInterrupt"
-        presser.join()
 
 
 # ---- start and stop --------------------------------------------------------------------------
@@ -163,18 +133,6 @@ def test_a_start_without_enough_time_leaves_nothing(scratch: Path) -> None:
     assert session.find() is None
 
 
-def test_bad_input_starts_nothing(scratch: Path) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with raises(OptionsError, "devices", " 'device'?"):
-        gpupool.start(devices="cpu")
-    with raises(PlacementError, "device"):
-        gpupool.start(device="gpu")
-    with raises(OptionsError, "NOSUCH_VARIABLE"):
-        gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])
-    assert list(scratch.iterdir()) == []
-    assert session.find() is None
-
-
 def test_files_have_the_notebooks_mode_and_forked_ranks_draw_different_numbers(
     pool2: Pool, tmp_path: Path
 ) -> None:
@@ -200,22 +158,6 @@ def do_when(holds: Callable[[], bool], act: Callable[[], object]) -> threading.T
     thread = threading.Thread(target=lambda: (until(holds, SOON_S), act()))
     thread.start()
     return thread
-
-
-def test_an_engine_that_dies_while_idle_is_replaced_and_that_is_told_at_the_next_run(
-    pool2: Pool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generation = pool2.generation
-    os.kill(engine_pid(pool2, 0), signal.SIGKILL)
-    until(lambda: pool2.generation > generation, SOON_S)
-    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
-    told = (
-        "gpupool: rank 0 was killed by SIGKILL. It has been replaced; its variables are lost, the "
-        "other ranks have theirs.\n"
-    )
-    assert capsys.readouterr().err == told
-    pool2.run("1")
-    assert capsys.readouterr().err == ""
 
 
 def test_a_lost_controller_is_an_error_and_no_hang(pool2: Pool) -> None:

@@ -68,10 +68,6 @@ class SlowS3:
         """These faults from now on, instead of earlier ones; the first that fits happens."""
         self._ask({"faults": [asdict(fault) for fault in faults]})
 
-    def set_latency(self, first_byte_ms: tuple[float, float]) -> None:
-        """Another latency from now on."""
-        self._ask({"first_byte_ms": list(first_byte_ms)})
-
     def be_gone(self, is_gone: bool = True) -> None:
         """Refuse every connection and end those there are; False: be there again."""
         self._ask({"gone": is_gone})

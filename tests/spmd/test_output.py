@@ -34,11 +34,6 @@ def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
     assert majority([]) is None
 
 
-def test_a_figure_of_another_size_is_another_figure() -> None:
-    small, large = ({"data": {"image/png": "a"}, "metadata": {"width": w}} for w in (10, 20))
-    assert fold_displays({0: [small], 1: [large]}) == [((0,), small), ((1,), large)]
-
-
 def test_equal_figures_are_shown_once_and_a_repeated_one_twice() -> None:
     red, blue = {"data": {"text/html": "red"}}, {"data": {"text/html": "blue"}}
     folded = fold_displays({1: [red, blue], 0: [red, red]})

@@ -47,22 +47,6 @@ def test_numbers_become_plain_ones_and_sequences_tuples() -> None:
         options.lr = 1.0  # type: ignore[misc]
 
 
-def test_metrics_may_be_of_several_outputs_or_a_collection() -> None:
-    by_output = {"mask": ["mean_iou", max]}
-    options = TrainingOptions(metrics=by_output, objective="mask/mean_iou")
-    assert options.metrics == by_output
-    assert TrainingOptions(metrics=max, objective="max").metrics == (max,)
-
-    class Collection(dict[str, Any]):
-        """Like one of torchmetrics: a dict that is called."""
-
-        def __call__(self) -> None: ...
-        def compute(self) -> None: ...
-
-    collection = Collection(a=1)
-    assert TrainingOptions(metrics=collection, objective="a").metrics == (collection,)
-
-
 def test_the_lr_of_a_partial_is_the_option() -> None:
     make = functools.partial(torch.optim.Adam, lr=0.02)
     options = TrainingOptions(optimizer=make)
@@ -156,12 +140,6 @@ def test_what_does_nothing_with_this_data_is_refused() -> None:
         assert name != "max_steps" or " epochs=11?" in str(caught.value)
     options = TrainingOptions(**of_validation, max_steps=29, batch_size=40)  # type: ignore[arg-type]
     check_for(options, has_validation=True, num_samples=100)
-
-
-def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
-    assert TrainingOptions().most_skipped(10_000) == 0
-    skipping = TrainingOptions(on_error="skip")
-    assert [skipping.most_skipped(num) for num in (5, 1000, 10_000)] == [1, 1, 10]
 
 
 # ---- names, and keywords of train ------------------------------------------------------------

@@ -97,17 +97,3 @@ def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
     text = kernel.run("%gpupool debug", answers=["p item - index", "q"]).text
     assert "----> 6         return missing_name" in text
     assert text.rstrip().endswith("\n1")
-
-
-def test_a_cell_that_is_run_again_with_other_code_shows_the_code_that_ran(kernel: Kernel) -> None:
-    kernel.run(NETWORK + "before = Net()")
-    outer = (
-        "class Outer(nn.Module):\n"
-        "    def __init__(self):\n        super().__init__()\n        self.inner = Net()\n"
-        "    def forward(self, x):\n        return self.inner(x)\n"
-    )
-    cell = f"# another version\n{NETWORK}{outer}predict(Outer(), data)"
-    shown = kernel.run(cell).error_text
-    assert "---> 14     return self.inner(x)" in shown
-    assert "----> 8     return y.missing_name" in shown
-    assert "----> 7     return y.missing_name" in kernel.run("predict(before, data)").error_text

@@ -88,13 +88,3 @@ def test_where_nobody_can_be_asked_the_error_says_what_else_there_is(failed: Ker
     assert "this front end cannot ask for input" in cell.error_text
     assert "error.errors[rank].traceback" in cell.error_text
     assert usable(failed)
-
-
-def test_a_failed_background_cell_is_looked_at_before_anyone_asks_for_its_result(
-    kernel: Kernel,
-) -> None:
-    kernel.run("%%spmd --nowait -o handle\nnumber = 7 + rank\nif rank == 0: number / 0")
-    kernel.run("import time\nwhile not handle.done(): time.sleep(0.01)")
-    cell = kernel.run("%gpupool debug", answers=["p number", "q"])
-    assert "number / 0" in cell.text
-    assert cell.text.rstrip().endswith("\n7")

@@ -17,13 +17,10 @@ from gpupool.core.errors import OptionsError
 from gpupool.notebook.magics.arguments import (
     COMMANDS,
     SUMMARIES,
-    overview,
     spmd_parser,
     start_options,
 )
-from gpupool.notebook.magics.commands import Commands
 from gpupool.notebook.magics.completion import Words, complete
-from gpupool.notebook.magics.magics import GpupoolMagics
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.notebook.magics.typed_secrets import refuse_typed_value
 from tests.support.raising import raises
@@ -123,12 +120,6 @@ def values(parser: MagicParser) -> list[str]:
     return [str(word) for action in parser._actions for word in action.choices or ()]
 
 
-def test_the_overview_names_every_command_with_a_sentence() -> None:
-    text = GpupoolMagics.gpupool.__doc__ or ""
-    assert re.findall(r"(?m)^%gpupool \[?(\w+)\]? +[A-Z].*\.$", text) == list(COMMANDS)
-    assert text == overview()
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> None:
     parser = COMMANDS[command]()
@@ -140,29 +131,6 @@ def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> 
         assert all(re.search(rf"\b{word}\b", text) for word in values(parser))
     assert all(action.help for action in parser._actions)
     assert max(map(len, text.splitlines())) <= 100
-
-
-def test_the_help_of_a_cell_names_every_option_and_value_and_no_other() -> None:
-    text = GpupoolMagics.spmd_cell.__doc__ or ""
-    assert set(OPTION.findall(text)) == set(spmd_parser().option_names())
-    assert all(re.search(rf"\b{word}\b", text) for word in values(spmd_parser()))
-
-
-@pytest.mark.parametrize("line", ["start -h", "start -n 2 --help", "help start"])
-def test_help_of_a_command_is_asked_for_in_each_usual_way(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Commands(None).run(line)
-    assert capsys.readouterr().out == COMMANDS["start"]().manual() + "\n"
-
-
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [("strat", "'start'"), ("shutdown", "'stop'"), ("xyzzy", "status, start, stop, restart, ")],
-)
-def test_an_unknown_command_is_answered_with_the_nearest(word: str, hint: str) -> None:
-    with raises(OptionsError, repr(word), hint):
-        Commands(None).run(word)
 
 
 # ---- completed ---------------------------------------------------------------------------------

@@ -111,11 +111,6 @@ def test_a_cell_runs_on_the_chosen_ranks(
     assert terminal.run("print(sorted(chosen.values()))").stdout == f"{expected}\n"
 
 
-def test_braces_on_the_line_mean_a_notebook_variable(terminal: Terminal) -> None:
-    assert terminal.run("which = 1\n").success
-    assert terminal.run_briefly("%%spmd -t {which}\nprint('here')").stdout == "[1] here\n"
-
-
 def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
     assert terminal.run("%gpupool env").stdout == "No variable has been propagated.\n"
     terminal.run("import os; os.environ.update(MY_TOKEN='s3cr3t-value', MY_MODE='fast')")
@@ -131,18 +126,6 @@ def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
     assert removed == "Removed from 2 ranks: MY_MODE, MY_TOKEN\n"
     assert terminal.run("%gpupool env MY_* --unset").stdout == "No variable matches.\n"
     assert "name the variables to remove" in terminal.run("%gpupool env --unset").stdout
-
-
-def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Terminal) -> None:
-    terminal.run("%%spmd\nkept = 10 + rank")
-    before = terminal.run("%gpupool").stdout.splitlines()
-    after = terminal.run("%gpupool restart 1").stdout.splitlines()
-    assert after[0].startswith("Pool of 2: idle")
-    assert before[1] == after[1]  # with its pid
-    assert before[2] != after[2]
-    shown = terminal.run("%%spmd\nprint('kept' in globals())").stdout
-    assert sorted(shown.splitlines()) == ["[0] True", "[1] False"]  # they come as they come
-    assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
 
 
 def test_hosts_and_machines_of_a_pool_on_this_one(terminal: Terminal, tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
-import pytest
-
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.views import show_training
@@ -15,19 +13,6 @@ from tests.notebook.feed import Run
 from tests.support.raising import raises
 
 HistoryOf = Callable[..., TrainingHistory]
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture(autouse=True)
-def with_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `Terminal` is knows how to draw a line over."""
-    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) -> None:
@@ -50,17 +35,6 @@ def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) ->
     ]
     assert ["  val " in line for line in lines] == [False, True, True, True, True]
     assert "\r" not in stream.getvalue()
-
-
-def test_a_terminal_line_is_redrawn_ten_times_a_second(history_of: HistoryOf) -> None:
-    now = 0.0
-    stream = Terminal()
-    progress = TextProgress(stream, clock=lambda: now)
-    for number in range(100):  # one second
-        progress(history_of(num_steps=1 + number))
-        now += 0.01
-    assert 9 <= stream.getvalue().count("\r") <= 10
-    assert "\n" not in stream.getvalue()
 
 
 def test_a_plot_without_a_notebook_is_refused() -> None:

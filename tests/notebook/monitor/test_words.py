@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -14,8 +13,6 @@ from torch import nn
 
 import gpupool
 from gpupool.core.wire.events import (
-    CheckpointEvent,
-    DataEvent,
     EndEvent,
     Event,
     MonitorEvent,
@@ -32,7 +29,6 @@ from gpupool.notebook.monitor.result_view import (
     comparison_html,
     result_html,
     validation_html,
-    validation_text,
 )
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
@@ -42,8 +38,6 @@ from tests.support.trainings import network, samples, train_on
 CANARY = "c4n4ry"
 MARKUP = "</script><b>bold & 'quoted' \"metric\"</b>"
 LONG = [f"{MARKUP} a_name_that_is_longer_than_any_plot_is_wide_{n}" for n in range(12)]
-START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", ranks=(0, 1), devices=("CPU", "CPU"))
-STEP = StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0)
 
 
 def history_of(events: Iterable[Event], **told: str) -> TrainingHistory:
@@ -57,51 +51,7 @@ def rows(history: TrainingHistory) -> dict[str, str]:
     return {label: value for _, section in words.table(history) for label, value in section}
 
 
-# ---- rows --------------------------------------------------------------------------------------
-
-
-def test_there_is_a_row_for_what_was_told_and_none_for_what_was_not() -> None:
-    read = DataEvent(1, 1, 2, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}, "8 workers")
-    told = {
-        "Read by": "8 workers",
-        "Reads retried": "2 (503 SlowDown)",
-        "Samples skipped": "1",
-        "Checkpoint": "after step 1",
-    }
-    assert rows(history_of([START, STEP, read, CheckpointEvent(1, "s3://a/b")])).items() >= (
-        told.items()
-    )
-    shown = rows(history_of([START, STEP]))
-    assert not {"Validation loss", "Patience", "Resumed", "Training accuracy", *told} & {*shown}
-
-
-def test_a_metric_has_one_row_and_shares_are_in_percent() -> None:
-    start = replace(START, validate_every=4, metrics=("accuracy", "f1", "rmse"), objective="f1")
-    metrics = {"accuracy": 0.75, "f1": 0.875, "rmse": 0.875}
-    event = ValidationEvent(1, 1, 0.5, 0.75, 8, 0.2, metrics, is_best=True)
-    wanted = {
-        "Validation accuracy": "75.0 %",
-        "Validation loss": "0.5",
-        "Validation f1": "87.5 %",
-        "Validation rmse": "0.875",
-        "Best validation": "f1 87.5 % after step 1",
-    }
-    shown = rows(history_of([start, replace(STEP, accuracy=0.5), event]))
-    assert {name: value for name, value in shown.items() if "alidation" in name} == wanted
-    # Where the steps have no accuracy, that of the metric is the only one.
-    other = history_of([start, STEP, replace(event, accuracy=None)])
-    assert rows(other)["Validation accuracy"] == "75.0 %"
-    said = "loss 0.5, accuracy 75.0 %, f1 87.5 %, rmse 0.875"
-    assert validation_text(event) == f"Validation after step 1 (epoch 1): {said}"
-
-
-def test_patience_counts_validations_since_the_best() -> None:
-    events: list[Event] = [replace(START, validate_every=1, patience=3)]
-    for number, is_best in enumerate([True, False, False], start=1):
-        events.append(replace(STEP, step=number))
-        events.append(ValidationEvent(number, 1, 0.5, None, 8, 0.1 * number, {}, is_best))
-    assert rows(history_of(events))["Patience"] == "2 of 3"
-    assert rows(history_of(events[:3]))["Patience"] == "0 of 3"
+# ---- the ranks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,16 +139,6 @@ def test_every_view_shows_it(name: str) -> None:
     assert len(history.to_frame()) == len(COURSES[name][0])
 
 
-def test_long_names_of_metrics_differ_in_the_table_and_above_the_plots() -> None:
-    history = course("many metrics")
-    (results,) = (rows for title, rows in words.table(history) if title == "Results")
-    labels = [label for label, _ in results]
-    assert len(set(labels)) == len(labels) == 4 + 12 + 2
-    assert max(map(len, labels)) <= words.MAX_LABEL_CHARS
-    titles = [plot["title"] for plot in state_of(history).view["plots"]]
-    assert len(set(titles)) == len(titles) == 2 + 12
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["me:{}@host/run", "host/run?X-Amz-Signature={}%2Fx&v=1"])
 def test_no_view_shows_a_password_of_an_options_url(pools: Pools, end: str) -> None:
@@ -233,17 +173,3 @@ def test_points_of_a_loop_go_once_and_only_finite_ones() -> None:
     history.add(news(4))
     assert state.take_points(history)[1]["0"]["0"] == [(4, 0.25)]
     assert state_of(history).whole()["0"]["0"] == [(1, 1.0), (2, 0.5), (4, 0.25)]  # for another
-
-
-def test_only_plots_of_several_lines_have_a_legend_and_no_end_is_made_up() -> None:
-    history = LoopHistory(news(), hears_stop=True)
-    history.add(news(1, 2, 3))
-    view = state_of(history).view
-    assert [entry["label"] for entry in view["legend"]] == ["train", "held out"]
-    assert (view["progress"], view["remaining"]) == (None, "step 3")
-    assert (view["headline"], view["stop_label"]) == ("Mine", "Stop")
-    assert dict(view["table"])["Loop"][0] == ("epoch", "3")
-    history.end()
-    view = state_of(history).view
-    assert (view["headline"], view["stop_label"], view["hint"]) == ("Mine: ended", "", "")
-    assert history.line().endswith(", ended")

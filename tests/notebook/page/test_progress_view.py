@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.progress import BYTES, Course
-from gpupool.notebook.page.progress_view import bar_html, bar_text
+from gpupool.notebook.page.progress_view import bar_text
 from tests.notebook.kernel import Kernel
 
 FILES = Course("Listing", 1200, 5000, "files", "", 3.0)
@@ -36,17 +36,6 @@ def ended(course: Course) -> Course:
 )
 def test_a_course_in_one_line(course: Course, text: str) -> None:
     assert bar_text(course) == text
-
-
-def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
-    html = bar_html(FILES)
-    assert '<progress value="0.240" max="1" aria-label="Listing"' in html
-    assert "1,200 of 5,000 files [00:03&lt;00:09, 400 files/s]" in html
-    assert "<progress" not in bar_html(PAGES)  # no end is known: it would only move
-    assert "Listing  1,200 files [00:03, 400 files/s]" in bar_html(PAGES)
-    assert "importing torch)  [00:03]" in bar_html(START)
-    assert bar_html(ended(FILES)) == '<div class="gpupool-progress"></div>'
-    assert "&lt;b&gt;" in bar_html(Course("Sending <b>", 1, 2, "", "", 1.0))
 
 
 WORK = """

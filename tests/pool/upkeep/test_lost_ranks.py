@@ -47,19 +47,6 @@ def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     assert answer.result(SOON_S) == Answer("died")
 
 
-def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
-    pool3.wait_until_usable()
-    running = pool3.begin(
-        "import time; time.sleep(600)", ranks=(0, 2), on_output=lambda *_: None, cell_number=7
-    )
-    kill(pool3, 1)
-    until(lambda: bool(pool3.status().replaced_after), SOON_S)
-    assert pool3.status().replaced_after == ("cell In[7]",)
-    running.interrupt()
-    until(lambda: pool3.status().replaced_after == (), SOON_S)
-    pool3.wait_until_usable()
-
-
 def test_what_follows_a_broken_group_waits_its_turn_while_another_cell_runs(
     pool3: Pool, tmp_path: Path
 ) -> None:

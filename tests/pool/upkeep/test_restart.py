@@ -39,19 +39,6 @@ def test_a_restart_takes_a_dead_rank_along_and_is_not_told_as_a_loss(
     assert capsys.readouterr().err == ""
 
 
-def test_a_rank_that_hears_nothing_is_replaced_in_the_middle_of_a_cell(pool3: Pool) -> None:
-    hangs = "if rank == 1: signal.pthread_sigmask(0, range(1, 65)); time.sleep(600)"
-    cell = pool3.begin(
-        f"import signal, time\n{hangs}\ndist.barrier()", ranks=range(3), on_output=lambda *_: None
-    )
-    pool3.restart([1])
-    error = cell.error()
-    assert error is not None
-    assert error.first.rank == 1
-    assert "was restarted" in error.first.evalue
-    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
-
-
 def restarting(pool: Pool) -> tuple[threading.Thread, list[PoolError]]:
     """A thread that restarts rank 1, and the error that it ends with."""
     failed: list[PoolError] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpupool import Composite, OptionsError, Pool, PoolError
+from gpupool import Composite, Pool, PoolError
 from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.cells.views import QuietView
 from gpupool.spmd.cell import Notebook, SpmdRun
@@ -96,13 +96,6 @@ locked["a"].lock = threading.Lock()
 mesh = init_device_mesh("cpu", (3,))
 shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
 """
-
-
-def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
-    with raises(OptionsError, "sync_from: 0 ", " 0 to 2"):
-        pool3.sync_from(0, "x", ranks=[0, 1])
-    with raises(PoolError, "device"):
-        pool3.sync_from(0, "device")
 
 
 def test_a_model_of_the_notebook_that_ranks_have_trained_is_copied_to_the_new_one(
