@@ -10,7 +10,7 @@ import pytest
 
 from gpupool.core.errors import PlacementError
 from gpupool.core.machine.gpus import discover
-from gpupool.core.machine.topology import Discovery, Gpu, choose, restrict, survey
+from gpupool.core.machine.topology import Discovery, Gpu, choose, place, restrict, survey
 from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}abc{i}def", "NVIDIA H200") for i in range(4)]
@@ -28,6 +28,18 @@ def found(gpus: Sequence[Gpu], visible_devices: str | None = None) -> Discovery:
 
 def labels(gpus: Sequence[Gpu]) -> list[str]:
     return [gpu.label for gpu in gpus]
+
+
+# ---- which rank gets what ----------------------------------------------------------------------
+
+
+def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
+    ranks = place(GPUS, None, num_cores=18)
+    assert [rank.rank for rank in ranks] == [0, 1, 2, 3]
+    assert [rank.gpu for rank in ranks] == GPUS
+    assert {(rank.world_size, rank.device, rank.num_threads) for rank in ranks} == {
+        (4, "cuda:0", 4)
+    }
 
 
 # ---- what a user names -------------------------------------------------------------------------

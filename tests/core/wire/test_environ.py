@@ -47,6 +47,10 @@ def test_a_secret_within_a_url_is_in_no_first_environment_and_masked() -> None:
     assert environ.secret_values(secrets) == values
 
 
+def test_what_is_too_short_to_mask_is_no_secret_value() -> None:
+    assert environ.secret_values({"PIN_KEY": "1234"}) == set()
+
+
 def test_with_other_hosts_groups_use_the_interface_unless_the_user_says_otherwise() -> None:
     fixed, by_default = environ.for_groups("eth1")
     assert (by_default["GLOO_SOCKET_IFNAME"], by_default["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")

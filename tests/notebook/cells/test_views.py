@@ -15,10 +15,11 @@ from gpupool.notebook.cells.lines import (
     Lines,
     Merger,
     fold_bars,
+    merge,
 )
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
-from gpupool.notebook.page import ansi
+from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.spmd.cell import CellReport
@@ -39,6 +40,14 @@ def html_of(texts: dict[int, str], *errors: RankError) -> str:
     return report_html(report_of(texts, *errors), Look())
 
 
+def with_figures(figures: dict[int, list[dict[str, str]]]) -> str:
+    report = report_of(dict.fromkeys(figures, ""))
+    for rank, bundles in figures.items():
+        for data in bundles:
+            report.outputs[rank].add(OutputKind.DISPLAY, {"data": data})
+    return report_html(report, Look())
+
+
 def marked(html: str) -> list[str]:
     return re.findall(r"<mark [^>]*>([^<]*)</mark>", html)
 
@@ -50,10 +59,32 @@ def test_lines_that_differ_from_the_majority_are_marked() -> None:
     assert html.index("[0, 2]") < html.index("identical on 2 ranks") < html.index("<b>[1]</b>")
 
 
+def test_ranks_that_all_differ_are_folded_line_by_line_in_grey() -> None:
+    texts = {rank: f"rank {rank} of 4\nready" for rank in range(4)}
+    html = html_of(texts)
+    rows = [f"<b>[{rank}]</b>   rank {rank} of 4" for rank in range(4)]
+    assert "\n".join([*rows, "<b>[0-3]</b> ready</pre>"]) in html
+    assert "differs" not in html
+    assert markup.AMBER not in html
+    said = report_text(report_of(texts), Look())
+    assert said.splitlines()[-1] == "[0-3] ready"
+    assert "differs" not in said
+
+
 def test_ranks_that_differ_in_addresses_and_times_alone_are_one_group_with_a_note() -> None:
     html = html_of({r: f"<A at 0x7f{r}1234> took 1.0{r} s, pid {r}77\nend" for r in range(3)})
     assert "same on 3 ranks apart from times, addresses and PIDs (showing rank 0)" in html
     assert "0x7f01234" in html  # the real text
+
+
+def test_a_long_output_is_cut_in_the_middle_and_names_what_has_it_all() -> None:
+    text = "\n".join(map(str, range(1000)))
+    report = report_of({0: text, 1: text})
+    shown = report_text(report, Look(name="res"))
+    assert "[... 750 of 1,000 lines left out: res.text(0) ...]" in shown
+    assert "199" in shown
+    assert "\n200\n" not in shown
+    assert "999" in shown
 
 
 def test_the_picture_counts_all_lines_and_opens_those_that_it_does_not_show() -> None:
@@ -89,6 +120,32 @@ def test_text_and_figures_stay_in_their_order() -> None:
     assert text.splitlines()[-3:] == ["Out[7]:", "[0] 00", "[1] 10"]
 
 
+def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
+    trace = "Cell In[3], line 5\n      4 if rank == 1:\n----> 5     time.sleep(60)"
+    was = "in barrier (Cell In[3], line 3)"
+    html = html_of(
+        dict.fromkeys(range(4), ""),
+        RankError(1, "KeyboardInterrupt", "", trace, where="Cell In[3], line 5", by_user=True),
+        *(RankError(r, "RuntimeError", "gone", freed=True, was=was) for r in (0, 2, 3)),
+    )
+    assert "interrupted by you: rank 1 at line 5<br>ranks 0, 2, 3 in barrier" in html
+    assert "4 interrupted" in html
+    assert markup.RED not in html
+    assert "failed" not in html
+
+
+def test_ranks_that_failed_waited_or_were_interrupted_are_counted_apart() -> None:
+    html = html_of(
+        {0: "x", 1: "x", 2: "x", 3: "x"},
+        RankError(1, "ValueError", "bad", failed_at=1.0),
+        RankError(2, "RuntimeError", "connection closed", failed_at=2.0, freed=True),
+        RankError(3, "KeyboardInterrupt", "", failed_at=2.0),
+    )
+    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 was waiting"):
+        assert badge in html
+    assert "500 ms" in html
+
+
 def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() -> None:
     trace = "Cell In[3], line 2\n      1 x = 1\n----> 2 dist.all_reduce(x)\nRuntimeError: gone"
     html = html_of(
@@ -106,6 +163,31 @@ def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() ->
     assert "[0, 1, 3]" in others
     assert "waiting in all_reduce" in others
     assert "same traceback on 3 ranks, folded" in others
+
+
+def test_equal_figures_are_there_once_and_others_fold_out() -> None:
+    html = with_figures({r: [{"text/html": "<i>both</i>"}, {"image/png": f"P{r}"}] for r in (0, 1)})
+    assert html.count("<i>both</i>") == 1
+    folded = re.findall(r"<details( open)?><summary[^>]*><b>\[(\d)\]</b></summary><img", html)
+    assert folded == [(" open", "0"), ("", "1")]
+    assert 'alt="' in html
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        *((300, "300"), ("50%", "50%"), ("2.5", "2.5")),
+        *(("20em", None), ('1" onload="x', None), ({}, None)),
+    ],
+)
+def test_a_figure_has_the_size_that_was_asked_for(width: object, shown: str | None) -> None:
+    report = report_of({0: ""})
+    data = {"image/png": "AAAA", "text/plain": "<Figure>"}
+    metadata = {"image/png": {"width": width}}
+    report.outputs[0].add(OutputKind.DISPLAY, {"data": data, "metadata": metadata})
+    assert re.findall('<img src="[^"]*"[^>]* width="([^"]*)"', report_html(report, Look())) == (
+        [shown] if shown else []
+    )
 
 
 @given(st.dictionaries(st.integers(0, 9), st.text("ab<&\n", max_size=6), min_size=1))
@@ -163,6 +245,11 @@ def test_merging_keeps_every_line_and_the_order_of_each_rank(
         assert [line for ranks, line in shown if rank in ranks] == [
             line for r, line, _ in said if r == rank
         ]
+
+
+def test_equal_lines_are_one_below_lines_that_differ() -> None:
+    said = {rank: [(0.0, f"rank {rank}"), (0.0, "same")] for rank in (0, 1)}
+    assert merge(said) == [((0,), "rank 0"), ((1,), "rank 1"), ((0, 1), "same")]
 
 
 def test_of_bars_the_range_is_shown() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel, without_progress
+from tests.notebook.kernel import Cell, Kernel, draws, without_progress
 from tests.notebook.pages import Page
 from tests.support.waits import until_there
 
@@ -49,6 +50,7 @@ with gpupool.monitor(["loss"], num_steps=15) as monitor:
             losses.append(whole.item())
 """
 
+ASKS = "        if monitor.stop:\n            break\nstep"
 ENDLESS = """%%spmd
 import time
 import gpupool
@@ -91,6 +93,9 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     return clean_kernel
 
 
+ASKED_AGAIN = draws("interrupts it at once")
+
+
 def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> None:
     assert kernel.run(DATA).status == "ok"
     assert kernel.run(TRAIN).status == "ok"
@@ -120,6 +125,18 @@ def test_stop_in_the_monitor_ends_the_loop_while_the_cell_blocks(
     assert kernel.run("_[0] == _[1] > 1").text == "True"
 
 
+def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> None:
+    cell = kernel.run(ENDLESS, meanwhile=[(draws("Endless: step "), kernel.press_stop)])
+    assert cell.status == "error"
+    assert "KeyboardInterrupt" in cell.error_text
+    assert "ended by an error" in cell.html
+    assert not ASKED_AGAIN(cell)
+    cell = kernel.run(
+        "%%spmd\nmonitor = gpupool.monitor(['a'], title='Left')\nmonitor.record(1, a=2.0 * rank)"
+    )
+    assert re.fullmatch(r"Left: step 1, a 1, \d+\.\d s, ended", cell.text)  # with its cell
+
+
 # ---- a run of `train`, and what it leaves
 
 
@@ -147,3 +164,23 @@ def test_a_run_has_a_second_live_view_and_all_become_still(kernel: Kernel) -> No
     assert shown["transient"]["display_id"] in places
     assert len(places) == 2  # the one of `train` too
     assert "Finished: 2 epochs" in only(kernel.run("run"))
+
+
+def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
+    page = only(kernel.run("result"))
+    options = "epochs=2, lr=0.02, batch_size=4"
+    assert all(option in page for option in options.split(", "))
+    best = kernel.run("result.best")
+    assert re.search(r"after step \d+, epoch \d", only(best))
+    assert best.text.startswith("Validation after step ")
+    assert "accuracy" in best.text
+    history = kernel.run("result.history")
+    assert "Finished: 2 epochs" in only(history)
+    assert history.text.startswith("Finished: 2 epochs in ")
+    line = kernel.run("print([result.history])").text
+    assert line.startswith("[TrainingHistory(finished  epoch 2/2  step 20/20  ")
+    assert len(line) < 200
+    worst = kernel.run("result.worst(3)")
+    assert only(worst).count("<img") == 3
+    assert worst.text.count("\n") == 3
+    assert "2 trainings" in only(kernel.run("gpupool.compare(result, run)"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 from gpupool import Pool
 from gpupool.core.wire.masking import MASK, Secrets
 from gpupool.core.wire.output import OutputKind
+from gpupool.engine.output import channel
 from gpupool.pool.calls import output
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.engines.iopub import Router
+from tests.support.processes import until
 
 
 def output_of(*texts: str) -> RankOutput:
@@ -41,6 +44,19 @@ def test_of_long_texts_the_first_and_the_last_are_kept(sizes: list[int], extra: 
     assert shown.text.startswith("begin\n")
     assert shown.text.endswith("y" * extra + "\nend")
     assert (f"[... {left_out} characters left out ...]" in shown.text) == (left_out > 0)
+
+
+def test_clearing_may_wait_for_what_comes_next() -> None:
+    heard: list[tuple[str, Any]] = []
+    recorder = OutputRecorder((0,), Secrets(), lambda rank, kind, content: heard.append((kind, 0)))
+    recorder(0, OutputKind.STDOUT, "one\n")
+    recorder(0, OutputKind.CLEAR, {"wait": True})
+    assert recorder.outputs[0].text == "one\n"
+    recorder(0, OutputKind.STDOUT, "two\n")
+    assert recorder.outputs[0].text == "two\n"
+    recorder(0, OutputKind.CLEAR, {"wait": False})
+    assert recorder.outputs[0].text == ""
+    assert [kind for kind, _ in heard] == ["stdout", "clear", "clear", "stdout", "clear"]
 
 
 def test_late_text_is_masked_too_also_in_two_pieces() -> None:
@@ -89,6 +105,31 @@ for i in range(50):
     assert [one for one in flushed.outputs[0].pieces() if isinstance(one, str)] == texts
 
 
+LATE = """
+import os, subprocess, threading, time
+left = 1
+def late():
+    while not os.path.exists(go): time.sleep(0.02)
+    print("thread")
+    display({"text/plain": "figure"}, raw=True)
+threading.Thread(target=late).start()
+child = subprocess.Popen(f"while [ ! -e {go} ]; do sleep 0.02; done; echo child", shell=True)
+"""
+
+
+def test_late_output_belongs_to_the_last_cell_also_after_calls_of_the_pool_itself(
+    pool2: Pool, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    cell = pool2.run(f"go = {str(go)!r}{LATE}", ranks=0)
+    assert pool2["left"][0] == 1
+    go.touch()
+    shown = cell.outputs[0]
+    # threads that cells of other tests have left may print as well
+    until(lambda: {"child", "thread"} <= {*shown.text.split()}, 20, "the late text")
+    until(lambda: "figure" in [one["data"]["text/plain"] for one in shown.displays], 20)
+
+
 SCRIPTS_OUTPUT = {
     "buffer": ("o.buffer.write('xé'.encode()[:2]); o.buffer.write('é'.encode()[1:])", "xé"),
     "descriptor": ("print('a'); os.write(1, b'b\\n'); os.write(o.fileno(), b'c\\n')", "a\nb\nc\n"),
@@ -106,3 +147,18 @@ def test_standard_output_is_the_text_stream_of_a_script(pool2: Pool, way: str) -
     code, expected = SCRIPTS_OUTPUT[way]
     imports = "import io, os, subprocess, sys\no = sys.stdout\n"
     assert pool2.run(f"{imports}{code}\nNone").text(1) == expected
+
+
+def test_a_flood_is_bounded_on_its_way_and_its_first_and_last_lines_are_kept(pool2: Pool) -> None:
+    code = (
+        "import sys\nmost = 0\nfor i in range(40_000):\n"
+        "    print(i, 'x' * 100); "
+        "most = max(most, sys.stdout._channel._num_chars)\nmost"
+    )
+    result = pool2.run(code, ranks=0)
+    assert result[0] < channel.MAX_CHARS + 1000
+    lines = result.text(0).splitlines()
+    gap = next(n for n, line in enumerate(lines) if "left out" in line)
+    expected = [f"{n} {'x' * 100}" for n in range(40_000)]
+    assert lines[:1000] == expected[:1000]
+    assert lines[gap + 2 :] == expected[gap + 2 - len(lines) :]

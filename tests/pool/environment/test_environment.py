@@ -57,6 +57,31 @@ def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
     assert not shown.keys() & pool2.status().env.keys()
 
 
+SLOW = """
+import time
+import fsspec
+
+class Slow(fsspec.AbstractFileSystem):
+    @classmethod
+    def clear_instance_cache(cls):
+        with open({!r} + str(rank), "a") as file:
+            file.write("x")
+        time.sleep(1)
+
+fsspec.register_implementation("slow", Slow)
+"""
+FORGET = "import sys; sys.modules['fsspec.registry']._registry.pop('slow')"
+
+
+def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
+    pool2.run(SLOW.format(f"{tmp_path}/"))
+    os.environ["GPUPOOL_PLAIN"] = "plain"
+    pool2.propagate_env("GPUPOOL_PLAIN")  # a rank that has not answered is asked again meanwhile
+    pool2.run(FORGET)
+    pool2.propagate_env("GPUPOOL_PLAIN", unset=True)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
+
+
 def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_pool: Pool) -> None:
     """What is named like a secret is not inherited; a URL with a password comes after the start."""
     assert own_pool.run(GET.format("GPUPOOL_PLAIN"))[0] == "plain"

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpupool import Pool
+from gpupool import CredentialsError, Pool
 from gpupool.core.wire.masking import Secrets
 from gpupool.pool import session
 from gpupool.pool.environment.credentials import AwsChain
 from tests.servers.issuer import Issuer
 from tests.support.processes import until
+from tests.support.raising import raises
 
 # One cell: the keys that a rank sees, and those that a botocore session made at its start uses,
 # until there are three.
@@ -87,6 +88,15 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
     until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
 
 
+def test_a_rank_that_has_just_come_up_gets_all_that_the_others_have(forgetful: Pool) -> None:
+    os.environ.update(GPUPOOL_ONE="1", GPUPOOL_TWO_TOKEN="canary-two")
+    forgetful.propagate_env("GPUPOOL_*")
+    forgetful.restart([1])
+    result = forgetful.run("import os; os.environ.get('GPUPOOL_TWO_TOKEN')")
+    assert dict(result) == {0: "canary-two", 1: "canary-two"}
+    forgetful.propagate_env("GPUPOOL_*", unset=True)
+
+
 def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="lab")
@@ -103,3 +113,9 @@ def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) 
     }
     assert found.expires_at == math.inf
     assert "secret-two" not in repr(found)
+
+
+def test_a_chain_that_fails_says_why_in_one_line(issuer: Issuer, pool2: Pool) -> None:
+    issuer.fail("first line\nsecond line")
+    with raises(CredentialsError, "custom-process: first line. ", kind="no key"):
+        pool2.propagate_env(aws=True)
