@@ -53,19 +53,6 @@ def test_a_new_start_forgets_what_is_told_again() -> None:
     assert history.restarts == ["rank 1 was killed"]
 
 
-def test_what_ended_it_is_said() -> None:
-    for stopped_by, words in {
-        "epochs": "Finished: 2 epochs",
-        "max_steps": "Finished",
-        "user": "Stopped after step 1 of 8",
-        "callback": "Stopped after step 1 of 8 by a callback",
-        "patience": "Stopped after step 1 of 8: no improvement (patience)",
-        "diverged": "Stopped after step 1 of 8: training diverged",
-    }.items():
-        text = training_text(history_of(START, step(1), EndEvent(stopped_by, 1, 0.1)))
-        assert text.startswith(words)
-
-
 def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
     history = history_of(
         START,
@@ -84,15 +71,6 @@ def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
             assert part in shown
         assert shown.count("after step 2") == 2  # the best one, the checkpoint
         assert shown.count("after step 1") == 1  # where it was resumed
-
-
-def test_a_stream_has_no_number_of_steps() -> None:
-    history = history_of(StartEvent(2, 0, 0, 8, 2, "CPU", "gloo"), step(1))
-    assert (history.num_steps, history.progress, history.eta_s) == (0, 0.0, None)
-    history.add(EndEvent("epochs", 1, 0.1))
-    assert history.progress == 1.0
-    assert "step 1/?" in history.line()
-    assert "Step" in history_html(history)
 
 
 def test_relative_folders_are_those_of_the_notebook(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from gpupool.core.errors import DataError, SampleError
+from gpupool.core.errors import DataError
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.rows import Reading
 from gpupool.data.reading.threads import read_ahead
@@ -82,23 +82,6 @@ def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
 def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
     loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
     assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)
-
-
-class Some(Squares):
-    """Samples that come several at once, and some cannot be read."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 4 == 1:
-            raise SampleError("bad", f"some/{index}", "damaged")
-        return super().__getitem__(index)
-
-
-def test_samples_of_other_data_sets_are_skipped_too() -> None:
-    loaded = full(load_batches(Some(), batches([0, 1, 2], [4, 5]), skip=True))
-    assert [batch.targets.tolist() for batch in loaded] == [[0, 4], [16]]
 
 
 class Unknown(TensorDataset):
