@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +50,6 @@ class Writes(Arrays):
         found = inputs.copy(), target
         self.inputs[:] = 0
         return found
-
-
-class DiesOnce(Arrays):
-    """One rank dies with the first sample, if the file is not there yet."""
-
-    def __init__(self, num: int, width: int, note: Path) -> None:
-        super().__init__(num, width)
-        self.note = note
-
-    def __getitem__(self, index: int) -> Any:
-        if index == len(self) - 1 and not self.note.exists():
-            self.note.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
 
 
 class Looks:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+import gpupool
+from gpupool import Pool, TrainingError
 from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -18,9 +22,13 @@ from gpupool.core.wire.events import (
     WarningEvent,
 )
 from gpupool.notebook.monitor.picture import history_html, training_text
+from gpupool.notebook.monitor.result_view import comparison_html
 from gpupool.notebook.monitor.words import headline, remaining
+from gpupool.training.compare import RESULTS
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import with_absolute_paths
+from tests.support.raising import raises
+from tests.support.trainings import network, samples, train_on
 
 START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
 
@@ -53,19 +61,6 @@ def test_a_new_start_forgets_what_is_told_again() -> None:
     assert history.restarts == ["rank 1 was killed"]
 
 
-def test_what_ended_it_is_said() -> None:
-    for stopped_by, words in {
-        "epochs": "Finished: 2 epochs",
-        "max_steps": "Finished",
-        "user": "Stopped after step 1 of 8",
-        "callback": "Stopped after step 1 of 8 by a callback",
-        "patience": "Stopped after step 1 of 8: no improvement (patience)",
-        "diverged": "Stopped after step 1 of 8: training diverged",
-    }.items():
-        text = training_text(history_of(START, step(1), EndEvent(stopped_by, 1, 0.1)))
-        assert text.startswith(words)
-
-
 def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
     history = history_of(
         START,
@@ -84,15 +79,6 @@ def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
             assert part in shown
         assert shown.count("after step 2") == 2  # the best one, the checkpoint
         assert shown.count("after step 1") == 1  # where it was resumed
-
-
-def test_a_stream_has_no_number_of_steps() -> None:
-    history = history_of(StartEvent(2, 0, 0, 8, 2, "CPU", "gloo"), step(1))
-    assert (history.num_steps, history.progress, history.eta_s) == (0, 0.0, None)
-    history.add(EndEvent("epochs", 1, 0.1))
-    assert history.progress == 1.0
-    assert "step 1/?" in history.line()
-    assert "Step" in history_html(history)
 
 
 def test_relative_folders_are_those_of_the_notebook(
@@ -136,3 +122,56 @@ def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
     history.add(ProgressEvent("saving the last checkpoint", 0, 0))
     history.add(EndEvent("epochs", 2, 0.2))
     assert (history.stage, headline(history)) == ("", "Finished: 2 epochs in 0.2 s")
+
+
+# ---- trainings side by side, and a history as a frame --------------------------------------------
+
+
+def test_trainings_stand_side_by_side(pool2: Pool) -> None:
+    data = samples(60)
+    one = train_on(pool2, network(), data, epochs=3, batch_size=10, validation=data)
+    two = train_on(pool2, network(), data, epochs=2, batch_size=20)
+    found = gpupool.compare(one, two.history)
+    assert found.columns == ("", "epochs", "batch_size", *RESULTS)
+    assert [row[:5] for row in found.rows] == [
+        ("1", "3", "10", "2", "18"),
+        ("2", "2", "20", "2", "6"),
+    ]
+    last = dict(zip(found.columns, found.rows[1], strict=True))
+    assert last["Loss"] == f"{sum(two.history.loss[3:]) / 3:.4g}"
+    assert "after step" in found.rows[0][-1]
+    assert repr(found).splitlines()[1].split()[:3] == ["1", "3", "10"]
+    assert gpupool.compare(one, one).columns == ("", *RESULTS)
+    named = gpupool.compare(one, two, names=["few <b>", "many"])
+    assert [row[0] for row in named.rows] == ["few <b>", "many"]
+    html = comparison_html(named)
+    assert "few &lt;b&gt;" in html
+    ElementTree.fromstring(html)
+    with raises(TrainingError):
+        gpupool.compare(one, {"loss": 3})
+    with raises(TrainingError, "names"):
+        gpupool.compare(one, two, names=["one"])
+
+
+def test_a_history_is_a_frame_with_a_row_for_each_step(pool2: Pool) -> None:
+    pytest.importorskip("pandas")
+    data = samples(60)
+    result = train_on(
+        pool2,
+        network(),
+        data,
+        epochs=2,
+        batch_size=20,
+        validation=samples(20, seed=1),
+        metrics=["f1"],
+    )
+    frame = result.history.to_frame()
+    assert list(frame.index) == [1, 2, 3, 4, 5, 6]
+    assert frame.loss.tolist() == [step.loss for step in result.history.steps]
+    assert result.best is not None
+    assert frame.validation_f1.dropna().tolist() == [
+        event.metrics["f1"] for event in result.history.validations
+    ]
+    assert math.isnan(frame.validation_loss[1])
+    assert frame.validation_accuracy[3] == result.history.validations[0].accuracy
+    assert gpupool.TrainingHistory().to_frame().empty

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickletools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from gpupool import Pool, TrainingError
-from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
+from gpupool.core.jobs import InferenceJob, JobPacker
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.pickles import namespace, to_wire
@@ -24,34 +22,12 @@ from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
 
 
-def globals_of(stream: bytes) -> list[str]:
-    """What a pickle names, of classes and functions."""
-    found, strings = [], [""]
-    for code, argument, _ in pickletools.genops(stream):
-        if code.name == "STACK_GLOBAL":
-            found.append(strings[-1])
-        elif isinstance(argument, str):
-            strings.append(argument)
-    return found
-
-
 class OnGpus(JobPacker):
     """As if all tensors had been on a GPU of the notebook: they are marked so."""
 
     def _reduce_storage(self, torch: Any, obj: Any) -> Any:
         make, (data, _) = super()._reduce_storage(torch, obj)
         return make, (data, True)
-
-
-def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
-    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
-    packer = JobPacker()
-    packer.dump(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
-    named = globals_of(packer.stream())
-    assert "storage" in named
-    assert not {"_load_from_bytes", "_new_shared", "_rebuild_cuda_tensor"} & {*named}
-    assert len(packer.buffers) == 4 + 2 + 1 + 2  # weights, samples, weights of the loss
-    assert packer.num_data == 2 + 2
 
 
 def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool) -> None:

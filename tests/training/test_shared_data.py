@@ -19,7 +19,7 @@ from gpupool.pool.variables.buffers import Buffers
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import samples, train_on, weights
-from tests.training.stored import Arrays, DiesOnce, Looks, Writes
+from tests.training.stored import Arrays, Looks, Writes
 
 MIB = 1 << 20
 NUM, WIDTH = 3000, 1024  # 12 MB, and 4 MB beside it
@@ -126,17 +126,3 @@ def test_a_constant_of_another_pool_is_refused(pools: Pools) -> None:
     with raises(TrainingError):
         gpupool.predict(nn.Linear(8, 3), Subset(constant, range(3)), pool=pools[2])
     assert len(gpupool.predict(nn.Linear(8, 3), constant, pool=pools[2])) == 10
-
-
-@pytest.mark.long
-def test_a_rank_that_is_replaced_has_the_data(pools: Pools, tmp_path: Path) -> None:
-    for kind in ("sent", "put"):
-        folder, note = tmp_path / kind, tmp_path / f"{kind}.note"
-        data: Any = DiesOnce(200, WIDTH, note)
-        settings = {**ONE_EPOCH, "checkpoint": str(folder), "on_failure": "resume"}
-        given = pools[2].put(data) if kind == "put" else data
-        result = train_on(pools[2], network(), given, **settings)
-        assert note.exists()
-        assert result.history.restarts
-        expected = train_on(pools[2], network(), Arrays(200, WIDTH), **ONE_EPOCH)
-        assert torch.equal(weights(result.model), weights(expected.model))

@@ -14,6 +14,7 @@ import pytest
 from gpupool import ImageDatastore, TarDatastore
 from gpupool.core.errors import DataError, MissingSampleError, OptionsError
 from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.cache_folder import cache_folder, private_folder
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
@@ -154,3 +155,24 @@ def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.png").write_bytes(b"")
     with raises(OptionsError, "(ETags)"):
         ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))
+
+
+# ---- its folder is there, and private ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", ["{}/own", "", "relative/path"])
+def test_it_is_where_the_user_wants_it_or_below_home(told: str, tmp_path: Path) -> None:
+    os.environ.update(XDG_CACHE_HOME=told.format(tmp_path), HOME=str(tmp_path))
+    below = tmp_path / ("own" if "{}" in told else ".cache") / "gpupool"
+    assert cache_folder("objects") == cache_folder("objects") == below / "objects"
+    assert {below.stat().st_mode & 0o777, (below / "objects").stat().st_mode & 0o777} == {0o700}
+
+
+def test_what_others_could_read_is_closed_and_what_may_be_theirs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "open").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name in ("link", "file"):
+        with raises(DataError, f"{name} ", kind="cannot make"):
+            private_folder(tmp_path / name)

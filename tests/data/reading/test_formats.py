@@ -11,15 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from gpupool.core.errors import SampleError
-from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.reading.decode import FORMATS, decode
-from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.samples import Skipped
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.support.raising import raises
 
@@ -78,19 +74,3 @@ def test_no_program_in_a_picture_is_run(tmp_path: Path) -> None:
         with raises(SampleError, "cat.jpg ", " known format (BMP, GIF"):
             read(data)
     assert not mark.exists()
-
-
-def test_a_picture_of_a_phone_has_one_reason_everywhere(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    heic = tmp_path / "cat" / "2.jpg"
-    heic.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(500))
-    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "cat" / "1.jpg")
-    ds = ImageDatastore(str(tmp_path))
-    with raises(SampleError, " HEIC ", url=str(heic), reason="HEIC"):
-        ds[1]
-    assert [(bad.reason, bad.detail.split(";")[0]) for bad in ds.check()] == [
-        ("HEIC", "is a HEIC file, whatever it is called")
-    ]
-    (batch,) = load_batches(ds, [np.arange(2)], skip=True)
-    assert batch is not None
-    assert (batch.num, batch.skipped) == (1, (Skipped(str(heic), "HEIC"),))

@@ -1,4 +1,4 @@
-"""Data sets of ours: fetched by many threads, decoded by a few, delivered in order."""
+"""Batches in order: fetched by many threads and decoded by a few, read here, or ahead by one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.rows import Reading
 from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.threads import read_ahead
 from tests.data.reading.points import (
     TIMEOUT_S,
     Points,
@@ -176,3 +180,81 @@ def test_an_interrupt_at_any_place_ends_all_threads_and_hangs_nothing() -> None:
         timeout=150,
     )
     assert (done.stdout.split(), done.stderr) == (["31", "True"], "")
+
+
+# ---- in order, read here or ahead by one thread --------------------------------------------------
+
+
+class Squares:
+    """Sample i is (float tensor [i], i * i); `gate` holds back everything from `closed_from` on."""
+
+    def __init__(self, closed_from: int = 10**9) -> None:
+        self.closed_from = closed_from
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.read.append(index)
+        if index >= self.closed_from:
+            self.reached.set()
+            assert self.gate.wait(TIMEOUT_S)
+        if index == 13:
+            raise DataError("sample 13 is bad")
+        return torch.tensor([float(index)]), index * index
+
+
+def batches(*lists: list[int]) -> list[np.ndarray]:
+    return [np.array(one, dtype=np.int64) for one in lists]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_and_errors_come_in_order(depth: int) -> None:
+    data = Squares()
+    assert list(load_batches(data, [], depth=depth)) == []
+    loading = load_batches(data, batches([], [5, 4], [], [13], [9]), depth=depth)
+    assert (next(loading), num_threads()) == (None, 0)
+    first = next(loading)
+    assert first is not None
+    assert (first.inputs.tolist(), first.targets.tolist(), first.num) == ([[5], [4]], [25, 16], 2)
+    assert next(loading) is None
+    assert depth or data.read == [5, 4]
+    with pytest.raises(DataError, match="sample 13"):
+        next(loading)
+    assert list(loading) == []
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
+    dataset = Squares(closed_from=1 + depth)
+    loading = read_ahead((dataset[i] for i in range(10)), Reading(depth=depth))
+    next(loading)  # now 1..depth are read without being asked for
+    next(loading)  # and one more may start: it waits at the gate
+    assert dataset.reached.wait(TIMEOUT_S)
+    assert dataset.read == list(range(depth + 2))
+    loading.close()  # which does not wait for it
+    assert not dataset.gate.is_set()
+    dataset.gate.set()
+    join_loaders()
+    assert dataset.read == list(range(depth + 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dataset", [Squares(), Points(4)])
+def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
+    loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
+    assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)
+
+
+class Unknown(TensorDataset):
+    """As `TensorDataset`, but nobody can know what its `__getitem__` does."""
+
+
+@pytest.mark.parametrize("width", [8, 40_000], ids=["read at once", "read ahead"])
+def test_tensors_in_memory_are_cut_into_the_batches_that_collating_gives(width: int) -> None:
+    tensors = torch.rand(10, width, generator=torch.Generator()), torch.arange(10)
+    order = batches([3, 1, 4], [1, 5, 9, 2])
+    ours, theirs = (full(load_batches(kind(*tensors), order)) for kind in (TensorDataset, Unknown))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+        assert (one.num, one.skipped) == (other.num, other.skipped)

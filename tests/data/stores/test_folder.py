@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from gpupool.core.errors import (
@@ -17,7 +16,6 @@ from gpupool.core.errors import (
     DataError,
     MissingSampleError,
     OptionsError,
-    SampleError,
 )
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, FileRef, Listing, listing
@@ -115,16 +113,6 @@ def test_what_passes_is_tried_again_over_http_too(web: str) -> None:
 def test_faults_are_one_sentence(url: str, kind: str, shown: str) -> None:
     with raises(DataError, shown, kind=kind, url=url):
         Folder(url).list_files()
-
-
-def test_a_file_that_is_other_than_its_listing_is_named() -> None:
-    fsspec.filesystem("memory").pipe({"/changes/a": b"12345", "/changes/b": b""})
-    folder = Folder("memory://changes")
-    a, b = (file.ref for file in folder.list_files().files)
-    fsspec.filesystem("memory").pipe({"/changes/a": b"123456"})
-    for file, reason in ((a, "changed"), (b, "empty"), (FileRef("c", 3), "missing")):
-        with raises(SampleError, reason=reason, url=f"memory://changes/{file.path}"):
-            folder.read(file)
 
 
 @pytest.mark.parametrize(

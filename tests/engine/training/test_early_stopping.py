@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StepEvent
 from gpupool.engine.training.early_stopping import EarlyStopping, loss_warning
 
@@ -19,6 +18,7 @@ def steps(*losses: float) -> list[StepEvent]:
     ("objective", "values", "is_best"),
     [
         ("loss", [1.0, 0.5, 0.7, 0.4], [True, True, False, True]),
+        ("val_loss", [1.0, 0.5], [True, True]),
         ("rmse", [1.0, 1.0, 0.9], [True, False, True]),
         ("accuracy", [0.5, 0.4, 0.6], [True, False, True]),
         ("mean_iou", [math.nan, 0.4, math.nan, 0.5], [False, True, False, True]),
@@ -30,12 +30,6 @@ def test_the_best_is_the_least_or_the_most_by_name(
     stopping = EarlyStopping(objective)
     assert [stopping.add_validation(i, {objective: v}) for i, v in enumerate(values)] == is_best
     assert stopping.best_step == max(i for i, best in enumerate(is_best) if best)
-
-
-@pytest.mark.parametrize("name", ["loss", "val_loss", "RMSE", "mae", "mse", "huber", "error"])
-def test_of_some_values_less_is_better(name: str) -> None:
-    assert less_is_better(name)
-    assert not less_is_better("f1")
 
 
 def test_patience_counts_validations_in_a_row() -> None:

@@ -182,15 +182,10 @@ def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedS
 
 
 def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_path: Path) -> None:
-    late = Profile(url=str(tmp_path / "late"), skip=5)
-    result = train(pools[2], profile=late)
-    assert result.warnings == [
-        "the trace is short: profile asks for steps 6 to 10, training ended after 4"
-    ]
-    short = Profile(url=str(tmp_path / "short"), skip=2, steps=5)
-    result = train(pools[2], profile=short)
-    assert result.warnings[0].startswith("the trace is short")
-    assert len(list((tmp_path / "short").iterdir())) == 2
+    short = Profile(url=str(tmp_path), skip=2, steps=5)
+    (warning,) = train(pools[2], profile=short).warnings
+    assert "steps 3 to 7" in warning
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_can_no_longer_be_written_is_a_warning(pools: Pools, tmp_path: Path) -> None:

@@ -1,16 +1,13 @@
-"""Every option of training changes what it should: one table, on the very loop that ranks run.
+"""Options of training change what they should, on the very loop that ranks run.
 
-The loop runs here in this process as rank 0 of 1; what only several ranks can show is below, on
-pools. `ELSEWHERE` says where the rest is tested.
+The loop runs here in this process as rank 0 of 1. What only several ranks can show is tested on
+pools: exactness, batch norm, clipping, averages, what is kept.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,42 +31,23 @@ BASE: dict[str, Any] = {"batch_size": 16, "epochs": 3, "lr": 0.1}
 
 @dataclass
 class Seen:
-    """What a training has told and left, and what its network and data have met."""
+    """What a training has told and left."""
 
     options: TrainingOptions
+    result: FitResult
     events: list[Event] = field(default_factory=list)
-    forwards: list[Tensor] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
-    result: FitResult | None = None
-
-    def of(self, kind: type) -> list[Any]:
-        """The events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
 
     @property
     def steps(self) -> list[StepEvent]:
-        return self.of(StepEvent)
+        return [event for event in self.events if isinstance(event, StepEvent)]
 
     @property
-    def kept(self) -> FitResult:
-        assert self.result is not None
-        return self.result
+    def validations(self) -> list[ValidationEvent]:
+        return [event for event in self.events if isinstance(event, ValidationEvent)]
 
     @property
     def weights(self) -> Tensor:
-        return weights(self.kept.model)
-
-
-class Watched(TensorDataset):
-    """Data that notes what is read."""
-
-    def __init__(self, seen: Seen, data: TensorDataset) -> None:
-        super().__init__(*data.tensors)
-        self._seen = seen
-
-    def __getitem__(self, index: int) -> Any:
-        self._seen.read.append(int(index))
-        return super().__getitem__(index)
+        return weights(self.result.model)
 
 
 def trained(
@@ -79,43 +57,21 @@ def trained(
     **values: Any,
 ) -> Seen:
     """Train in this process, and see what comes of it."""
-    seen = Seen(TrainingOptions(**{**BASE, **values}))
-    model = network(DOUBLE) if model is None else model
-
-    def emit(events: Any) -> None:
-        seen.events += events
-
-    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if module.training:
-            seen.forwards.append(inputs[0])
-
-    handle = model.register_forward_pre_hook(note)
+    options, told = TrainingOptions(**{**BASE, **values}), list[Event]()
     with torch.random.fork_rng(devices=[]):
-        seen.result = fit(
-            model,
-            Watched(seen, data),
+        result = fit(
+            network(DOUBLE) if model is None else model,
+            data,
             "cross_entropy",
-            seen.options,
+            options,
             world=World(0, 1, torch.device("cpu")),
             validation=validation,
-            emit=emit,
+            emit=told.extend,
         )
-    handle.remove()
-    return seen
+    return Seen(options, result, told)
 
 
-def pictures() -> tuple[nn.Module, TensorDataset]:
-    torch.manual_seed(0)
-    layers = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
-    )
-    return layers.double(), TensorDataset(
-        torch.randn(8, 3, 6, 6, dtype=DOUBLE), torch.arange(8) % 3
-    )
-
-
-# ---- options that make other weights: (they, what else both trainings have) ----------------------
-
+# options that make other weights: (they, what else both trainings have)
 OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"optimizer": "adam"}, {}),
     ({"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}),
@@ -131,6 +87,7 @@ OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"weight_decay_factors": {"0.*": 5}}, {"weight_decay": 0.1}),
     ({"learn_rate_factors": {"2.*": 10}}, {}),
     ({"seed": 1}, {}),
+    ({"seed": 1}, {"shuffle": "once"}),
     ({"shuffle": "never"}, {}),
     ({"shuffle": "once"}, {}),
     ({"normalize": "fit"}, {}),
@@ -140,18 +97,28 @@ OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"epochs": 2}, {}),
     ({"max_steps": 5}, {}),
 ]
+THE_SAME = [
+    ({"weight_decay_factors": {"*": 0}, "weight_decay": 0.1}, {}),
+    ({"seed": 1}, {"shuffle": "never"}),
+]
 
 
-@pytest.mark.parametrize(("option", "both"), OTHER_WEIGHTS)
+@pytest.mark.parametrize(
+    ("option", "both", "is_same"),
+    [*((*pair, False) for pair in OTHER_WEIGHTS), *((*pair, True) for pair in THE_SAME)],
+)
 def test_an_option_of_the_step_makes_other_weights(
-    option: dict[str, Any], both: dict[str, Any]
+    option: dict[str, Any], both: dict[str, Any], is_same: bool
 ) -> None:
     with_it, without = trained(**{**both, **option}), trained(**both)
     assert torch.isfinite(with_it.weights).all()
-    assert not torch.equal(with_it.weights, without.weights)
+    assert torch.equal(with_it.weights, without.weights) == is_same
 
 
-# ---- the learning rate is that of the schedule ---------------------------------------------------
+def test_a_factor_of_0_freezes() -> None:
+    found, before = trained(learn_rate_factors={"0.*": 0}).result.model, network(DOUBLE)
+    assert torch.equal(found.get_parameter("0.weight"), before.get_parameter("0.weight"))
+    assert not torch.equal(found.get_parameter("2.weight"), before.get_parameter("2.weight"))
 
 
 @pytest.mark.parametrize(
@@ -173,123 +140,36 @@ def test_every_step_has_the_learning_rate_of_the_schedule(values: dict[str, Any]
     assert len({step.lr for step in seen.steps}) > 1
 
 
-# ---- the others, one by one ----------------------------------------------------------------------
-
-Check = Callable[[], None]
-CHECKS: dict[str, Check] = {}
-
-
-def shows(*names: str) -> Callable[[Check], Check]:
-    """The function checks these options."""
-
-    def keep(check: Check) -> Check:
-        CHECKS.update(dict.fromkeys(names, check))
-        return check
-
-    return keep
-
-
-@shows("learn_rate_factors")
-def a_factor_of_0_freezes() -> None:
-    seen, before = trained(learn_rate_factors={"0.*": 0}), network(DOUBLE)
-    assert torch.equal(seen.kept.model[0].weight, before[0].weight)  # type: ignore[index]
-    assert not torch.equal(seen.kept.model[2].weight, before[2].weight)  # type: ignore[index]
-
-
-@shows("weight_decay_factors")
-def a_factor_of_0_takes_the_decay_away() -> None:
-    without = trained(weight_decay=0.1, weight_decay_factors={"*": 0})
-    assert torch.equal(without.weights, trained().weights)
-
-
-@shows("shuffle", "seed")
-def the_order_is_that_of_the_data_a_new_one_or_the_same() -> None:
-    orders = {
-        (how, seed): trained(shuffle=how, seed=seed).read[:150]
-        for how in ("never", "once", "every-epoch")
-        for seed in (0, 1)
-    }
-    assert orders["never", 0] == orders["never", 1] == [*range(50)] * 3
-    for how, num in (("once", 1), ("every-epoch", 3)):
-        epochs = [orders[how, 0][i : i + 50] for i in (0, 50, 100)]
-        assert len({tuple(epoch) for epoch in epochs}) == num
-        assert all(sorted(epoch) == [*range(50)] for epoch in epochs)
-        assert orders[how, 0] != orders[how, 1]
-
-
-@shows("epochs", "max_steps", "batch_size")
-def the_length_is_as_planned() -> None:
-    assert len(trained(epochs=2).steps) == 2 * STEPS
-    short = trained(max_steps=5)
-    assert (len(short.steps), short.kept.stopped_by) == (5, "max_steps")
-    assert [step.num_samples for step in trained(batch_size=20, epochs=1).steps] == [20, 20, 10]
-
-
-@shows("channels_last")
-def convolutions_get_channels_last() -> None:
+def test_convolutions_get_channels_last() -> None:
+    images = torch.randn(8, 3, 6, 6, dtype=DOUBLE)
     for value in (False, True):
-        model, data = pictures()
-        seen = trained(model, data, channels_last=value, epochs=1)
-        strides = seen.forwards[0].is_contiguous(memory_format=torch.channels_last)
-        assert strides is value
+        layers = nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+        model, strides = nn.Sequential(*layers).double(), set[bool]()
+        model[0].register_forward_pre_hook(
+            lambda _, given, to=strides: to.add(
+                given[0].is_contiguous(memory_format=torch.channels_last)
+            )
+        )
+        trained(model, TensorDataset(images, torch.arange(8) % 3), channels_last=value, epochs=1)
+        assert strides == {value}
 
 
-@shows("validate_every")
-def validations_come_as_often_as_asked() -> None:
-    for every, at in (("epoch", [4, 8, 12]), (5, [5, 10, 12])):
-        seen = trained(validation=HELD_OUT, validate_every=every)
-        assert [event.step for event in seen.of(ValidationEvent)] == at
+@pytest.mark.parametrize(("every", "at"), [("epoch", [4, 8, 12]), (5, [5, 10, 12])])
+def test_validations_come_as_often_as_asked(every: Any, at: list[int]) -> None:
+    seen = trained(validation=HELD_OUT, validate_every=every, metrics=["f1", "recall"])
+    assert [event.step for event in seen.validations] == at
+    assert {*seen.validations[0].metrics} == {"f1", "recall"}
 
 
-@shows("metrics")
-def validations_have_the_metrics() -> None:
-    assert trained(validation=HELD_OUT).of(ValidationEvent)[0].metrics == {}
-    seen = trained(validation=HELD_OUT, metrics=["f1", "recall"])
-    assert {*seen.of(ValidationEvent)[0].metrics} == {"f1", "recall"}
-
-
-@shows("objective", "keep", "patience")
-def the_best_is_kept_and_ends_training_if_nothing_is_better() -> None:
+def test_the_best_is_kept_and_ends_training_if_nothing_is_better() -> None:
     worse = {"lr": 4.0, "validation": HELD_OUT, "epochs": 12, "seed": 2}
-    best, last = trained(**worse), trained(keep="last", **worse)
-    losses = [event.loss for event in best.of(ValidationEvent)]
+    best, by_accuracy = trained(**worse), trained(objective="accuracy", **worse)
+    losses = [event.loss for event in best.validations]
     assert losses.index(min(losses)) < 11, "this training has to get worse at its end"
-    assert best.kept.kept_step == STEPS * (1 + losses.index(min(losses)))
-    assert not torch.equal(best.weights, last.weights)
-    by_accuracy = trained(objective="accuracy", **worse)
-    accuracies = [event.accuracy for event in by_accuracy.of(ValidationEvent)]
-    assert by_accuracy.kept.kept_step == STEPS * (1 + accuracies.index(max(accuracies)))
-    assert by_accuracy.kept.kept_step != best.kept.kept_step
+    assert best.result.kept_step == STEPS * (1 + losses.index(min(losses)))
+    accuracies = [event.accuracy or 0.0 for event in by_accuracy.validations]
+    assert by_accuracy.result.kept_step == STEPS * (1 + accuracies.index(max(accuracies)))
+    assert by_accuracy.result.kept_step != best.result.kept_step
     impatient = trained(patience=1, **worse)
-    assert impatient.kept.stopped_by == "patience"
+    assert impatient.result.stopped_by == "patience"
     assert len(impatient.steps) < len(best.steps)
-
-
-@pytest.mark.parametrize("check", dict.fromkeys(CHECKS.values()), ids=lambda check: check.__name__)
-def test_an_option_does_what_it_says(check: Check) -> None:
-    check()
-
-
-# ---- nothing is left out -------------------------------------------------------------------------
-
-ELSEWHERE = {
-    **dict.fromkeys(("accumulate", "batch_norm", "compile", "precision"), "test_steps.py"),
-    **dict.fromkeys(("callbacks", "profile", "tensorboard"), "test_hooks.py"),
-    **dict.fromkeys(("checkpoint", "checkpoint_every", "num_checkpoints"), "test_resume.py"),
-    **dict.fromkeys(("on_failure", "overwrite", "resume"), "test_resume.py"),
-    "on_error": "../batches/test_unreadable.py",
-    "progress": "../../notebook/monitor/test_text.py",
-    "deterministic": "../numerics/test_determinism.py",
-    "weights": "../batches/test_order.py",
-    **dict.fromkeys(("collate", "inputs", "targets", "weight", "gather"), "test_own_batches.py"),
-    "workers": "test_own_draws.py",
-}
-OF_THE_RATE = {"schedule", "drop_factor", "drop_period", "min_factor", "warmup"}
-
-
-def test_every_option_is_in_one_of_the_tables() -> None:
-    names = {field.name for field in dataclasses.fields(TrainingOptions)}
-    of_the_step = {name for option, _ in OTHER_WEIGHTS for name in option}
-    for name, file in ELSEWHERE.items():
-        assert name in (Path(__file__).parent / file).read_text()
-    assert names == of_the_step | OF_THE_RATE | {*CHECKS} | {*ELSEWHERE}

@@ -18,13 +18,10 @@ from gpupool.core.wire.events import (
     DataEvent,
     Event,
     StepEvent,
-    ValidationEvent,
-    WarningEvent,
 )
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.engine.training.checkpoints import Checkpoints, packed
-from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.loop import fit
 from tests.engine.training.vectors import Vectors
 from tests.support.raising import raises
@@ -145,19 +142,3 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_bytes(packed(state | {"training": state["training"] | {"format": "99"}}))
     with raises(TrainingError, "resume", "format=99,"):
         fitted(network(), checkpoint=str(tmp_path), resume="auto")
-
-
-def test_everything_is_told_again_in_order() -> None:
-    events: list[Event] = [
-        StepEvent(1, 1, 2.0, None, 0.1, 8, 0.5, 0.1),
-        StepEvent(2, 1, float("inf"), 0.5, 0.1, 8, 0.6, 0.1),
-        WarningEvent("not finite", "the loss is inf", 2),
-        ValidationEvent(2, 1, 1.0, 0.5, 10, 0.7, {"f1": 0.5}, is_best=True),
-        StepEvent(3, 2, 1.0, 0.25, 0.1, 7, 0.8, 0.1),
-    ]
-    first, second = EventLog(lambda events: None), EventLog(lambda events: told.extend(events))
-    told: list[Event] = []
-    first(events)
-    second.replay(first.state())
-    assert told == events
-    assert torch.equal(second.state()["steps"][:, 0], torch.tensor([1.0, 2.0, 3.0]).double())
