@@ -68,9 +68,9 @@ def train(
         loss: "auto": what the network gives itself if it takes `labels`, as networks of Hugging
             Face do, else "cross_entropy". "output" or None: what the network gives. Or "nll",
             "mse", "mae", "huber", "smooth_l1", "bce_with_logits"; a function (outputs, targets) ->
-            mean over the samples, or (outputs, batch), see the option `targets`; a loss of
-            torch.nn with its class weights and `ignore_index`; or a dict {name of an output: one
-            of these, or (loss, weight)}. Pixels and tokens of class -100 count nowhere.
+            mean over the samples, or (outputs, batch), see the option `targets`; or a loss of
+            torch.nn with its class weights and `ignore_index`. Pixels and tokens of class -100
+            count nowhere.
         options: how; `TrainingOptions()` if left out.
         keywords: single options by name, as `epochs=3`; they replace those of `options`.
         validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.

@@ -35,17 +35,11 @@ _LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity",
 
 def check_loss(loss: object) -> None:
     """Raise TrainingError, with what there is, if `loss` is not one; see `train`."""
-    if isinstance(loss, Mapping):
-        if not loss:
-            raise TrainingError("loss={}: name an output of the network, as {'mask': 'mse'}.")
-        for part in loss.values():
-            # A part may be (loss, weight).
-            check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
-    elif isinstance(loss, type):
+    if isinstance(loss, type):
         raise TrainingError(
             f"loss={loss.__name__} is a class; pass an instance: {loss.__name__}()."
         )
-    elif not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
+    if not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
         raise TrainingError(
             f"loss={loss!r} is unknown. {suggest(str(loss), LOSSES)} Also 'output' (what the "
             "network gives as its loss), and any function (outputs, targets) -> mean."

@@ -178,13 +178,13 @@ def form_of(model: nn.Module, loss: Any, options: TrainingOptions) -> BatchForm:
         targets="batch" if gives_loss or _takes_batch(loss) else options.targets,
         parameters=forward_parameters(model),
         gives_loss=gives_loss,
-        needs_target=isinstance(loss, (str, Mapping)),
+        needs_target=isinstance(loss, str),
     )
 
 
 def _takes_batch(loss: Any) -> bool:
     """Whether a function (outputs, batch) has called its second argument so."""
-    if isinstance(loss, (str, Mapping, nn.Module)):
+    if isinstance(loss, (str, nn.Module)):
         return False
     try:
         return list(inspect.signature(loss).parameters)[1:2] == ["batch"]

@@ -24,8 +24,6 @@ from gpupool.core.errors import TrainingError
 from gpupool.engine.batches.gathering import Total
 from gpupool.engine.group.forming import training_group
 
-Group = dist.ProcessGroup | None  # None: of the ranks that train
-
 _counts = True  # whether the rows that pass through now do
 
 
@@ -47,19 +45,14 @@ class SyncBatchNorm(_BatchNorm):
     `nn.SyncBatchNorm`, as DDP refuses these on CPUs.
     """
 
-    group: Group = None
     was: type[_BatchNorm] = nn.BatchNorm2d
     _check_input_dim: Any = nn.SyncBatchNorm._check_input_dim
     _check_non_zero_input_channels: Any = nn.SyncBatchNorm._check_non_zero_input_channels
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has the default group: one of torch's cannot be copied."""
-        return {name: value for name, value in vars(self).items() if name != "group"}
-
     @property
-    def process_group(self) -> Group:
+    def process_group(self) -> dist.ProcessGroup | None:
         """What torch's forward looks for."""
-        return self.group or training_group()
+        return training_group()
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalised `input`, of its shape and type. `torch.compile` leaves it as it is."""
@@ -120,11 +113,11 @@ class SyncBatchNorm(_BatchNorm):
         return channels.view(-1, *[1] * (x.ndim - 2))
 
 
-def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
-    """Make every batch norm of `model` one over all ranks of `group`; returns `model`.
+def sync_batch_norm(model: nn.Module) -> nn.Module:
+    """Make every batch norm of `model` one over all ranks that train; returns `model`.
 
-    The modules stay the same objects, with the same names and parameters. `group`: that of the
-    ranks that train, unless given. Where there is no process group they do what they did.
+    The modules stay the same objects, with the same names and parameters. Where there is no
+    process group they do what they did.
 
     Raises:
         TrainingError: a batch norm with a forward of its own, which this cannot stand for.
@@ -140,7 +133,7 @@ def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
             )
         was = type(module)
         module.__class__ = SyncBatchNorm  # keeps hooks, and who else refers to it
-        module.was, module.group = was, group  # type: ignore[assignment]
+        module.was = was  # type: ignore[assignment]
     return model
 
 
@@ -149,7 +142,7 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, SyncBatchNorm):
             was = module.was
-            vars(module).pop("was"), vars(module).pop("group", None)
+            vars(module).pop("was")
             module.__class__ = was  # type: ignore[assignment]
     return model
 

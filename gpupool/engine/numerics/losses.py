@@ -10,7 +10,7 @@ from the targets alone, before the loss is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -77,13 +77,12 @@ def make_loss(
     weight: Any = None,
     num_classes: int = 0,
 ) -> Loss:
-    """The loss that is meant by a name, a callable, a module, or a dict of these by output.
+    """The loss that is meant by a name, a callable or a module.
 
     A callable is (outputs, targets) -> mean over the samples, or over what `weight` says. Losses of
     classes count what torch does: classes' weights, and not `ignore_index`; they refuse outputs of
-    fewer than `num_classes`, and add those of auxiliary classifiers. A dict maps names (or numbers)
-    of outputs to a loss, or (loss, weight); targets that are a dict or tuple too are taken by the
-    same names. None or "output" is what `model` gives itself.
+    fewer than `num_classes`, and add those of auxiliary classifiers. None or "output" is what
+    `model` gives itself.
 
     Raises TrainingError for what is none, or no mean over the samples.
     """
@@ -98,8 +97,6 @@ def make_loss(
             f"weight={weight!r} does nothing with the loss {name_of(loss)!r}, which counts what it "
             "is a mean over itself: leave it out."
         )
-    if isinstance(loss, Mapping):
-        return _of_outputs(loss, device)
     if isinstance(loss, str):
         loss = getattr(nn, LOSSES[loss])()
     if isinstance(loss, nn.Module):
@@ -192,11 +189,9 @@ def _only_output(outputs: Any) -> Tensor:
     """The main output; TrainingError of several, where no loss says which is meant."""
     outputs = main_output(outputs)
     if not isinstance(outputs, Tensor):
-        names = list(outputs) if isinstance(outputs, Mapping) else list(range(len(outputs or "0")))
         raise TrainingError(
-            f"the network gives a {type(outputs).__name__} with {', '.join(map(repr, names))}: say "
-            f"which the loss is of, as loss={{{names[0]!r}: 'cross_entropy'}}, or give a function "
-            "(outputs, targets)."
+            f"the network gives a {type(outputs).__name__}, of which this loss takes no part: give "
+            "a function (outputs, targets) -> mean that does."
         )
     return outputs
 
@@ -291,50 +286,6 @@ def _check_module(loss: nn.Module) -> None:
             f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
             "them a part of the model, and give a loss that takes them from its outputs."
         )
-
-
-# ---- losses of several outputs -----------------------------------------------------------------
-
-
-def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
-    """The weighted sum of losses of several outputs, which are means over the same."""
-    parts: list[tuple[Any, Loss, float]] = []
-    for name, asked in losses.items():
-        loss, weight = asked if isinstance(asked, tuple) else (asked, 1.0)
-        parts.append((name, make_loss(loss, device), float(weight)))
-    # Accuracy needs classes: of several outputs the first that has a loss over classes.
-    first, main, _ = next((part for part in parts if part[1].is_of_classes), parts[0])
-
-    def mean(outputs: Any, targets: Any) -> Tensor:
-        terms = [
-            weight * loss(part_of(outputs, name), _target(targets, name))
-            for name, loss, weight in parts
-        ]
-        return sum(terms[1:], terms[0])
-
-    def num_counted(targets: Any, num_here: int) -> int | Tensor:
-        counts = {
-            name: loss.num_counted(_target(targets, name), num_here) for name, loss, _ in parts
-        }
-        others = [name for name, count in counts.items() if isinstance(count, Tensor)]
-        kinds = {(one.ignored, id(getattr(one.mean, "weight", one))) for _, one, _ in parts}
-        is_of_one = len(parts) == 1 or (len(kinds) == 1 and isinstance(targets, Tensor))
-        if others and not is_of_one:
-            raise TrainingError(
-                f"loss: that of {others[0]!r} is a mean over pixels, tokens or weights of classes, "
-                "and those of a dict must be means over the samples. Give one function (outputs, "
-                "targets) -> mean over the samples."
-            )
-        return counts[parts[0][0]]
-
-    def scored(outputs: Any, targets: Any) -> tuple[Any, Any]:
-        return main.scored(part_of(outputs, first), _target(targets, first))
-
-    return Loss(mean, num_counted, scored, main.ignored, main.is_of_classes)
-
-
-def _target(targets: Any, name: Any) -> Any:
-    return targets if isinstance(targets, Tensor) else part_of(targets, name, "the targets")
 
 
 # ---- a function of the user's ------------------------------------------------------------------

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -145,7 +144,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
     if options.channels_last:
         model.to(memory_format=torch.channels_last)
     if options.batch_norm == "sync" and world.size > 1:
-        sync_batch_norm(model, world.group or dist.group.WORLD)
+        sync_batch_norm(model)
     optimizer = make_optimizer(model, options)
     run = Run(
         world=world,
