@@ -146,8 +146,9 @@ class StepBuffers:
 
     def after_backward(self, share: Share) -> None:
         """Rank 0's buffers are saved: where it has no samples, those of the first rank that has."""
-        # Computed, not asked of the others: shares follow from the numbers alone.
-        batch, size = np.arange(share.num_all), self._world.size
-        rank = next(rank for rank in range(size) if len(shards.shard(batch, rank, size)))
-        if rank and self._has_buffers:
-            share_statistics(self._model, self._world, rank)
+        if self._has_buffers and share.num_all < self._world.size:
+            # Computed, not asked of the others: shares follow from the numbers alone.
+            batch, size = np.arange(share.num_all), self._world.size
+            rank = next(rank for rank in range(size) if len(shards.shard(batch, rank, size)))
+            if rank:
+                share_statistics(self._model, self._world, rank)
