@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, islice
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.subsets import opened
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
@@ -86,7 +88,7 @@ def _indexed_shares(
         for number, ((batch, (mine, sizes)), loaded) in enumerate(found, start=1):
             assert loaded is not None  # something is wanted of each batch
             if not loaded.num and spare is None:
-                spare = _any_sample(dataset, options, world)
+                spare = _any_sample(dataset, batch, options, world)
             held = loaded if loaded.num or spare is None else spare
             yield Share(
                 held.inputs,
@@ -99,9 +101,10 @@ def _indexed_shares(
             )
 
 
-def _any_sample(dataset: Dataset, options: TrainingOptions, world: World) -> Batch:
+def _any_sample(dataset: Dataset, batch: Indices, options: TrainingOptions, world: World) -> Batch:
     """A batch of one, for a rank not one of whose samples could be read."""
-    tried = [np.array([index]) for index in range(min(len(dataset), _MAX_TRIED))]
+    others = islice(chain(batch, range(len(dataset))), _MAX_TRIED)
+    tried = [np.array([index]) for index in others]
     # Not keyed: for that it would set generators that the threads watch.
     reading = load_batches(
         dataset, tried, depth=0, device=world.device, skip=True, collate=options.collate
@@ -110,6 +113,6 @@ def _any_sample(dataset: Dataset, options: TrainingOptions, world: World) -> Bat
         if loaded is not None and loaded.num:
             return loaded
     raise TrainingError(
-        f"none of {len(tried):,} samples could be read, so there is nothing to train on; "
+        f"no sample could be read in {len(tried):,} tries, so there is nothing to train on; "
         "on_error='raise' says what is wrong with the first of them."
     )

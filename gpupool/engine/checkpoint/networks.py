@@ -134,8 +134,11 @@ def _read(
     if not _is_safetensors(name):
         return read_without_code(content, shown, "weights"), shown
     try:
-        from safetensors.torch import load as from_bytes  # pip install safetensors
-
+        from safetensors.torch import load as from_bytes
+    except ImportError:
+        what = f"{shown} is a file of safetensors: pip install safetensors, to read it"
+        raise DataError(what, "no safetensors", url=shown) from None
+    try:
         return from_bytes(content), shown
     except Exception as error:  # of its header
         why = f"{shown} gives no weights: {cut(str(error))}"
