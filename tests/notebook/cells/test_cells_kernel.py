@@ -383,6 +383,6 @@ def test_stopping_the_pool_ends_what_runs_and_what_waits_and_stop_does_not_end_t
         stopped = kernel.run("%gpupool stop")
     assert (stopped.text.splitlines()[0], stopped.errors) == ("Pool stopped.", [])
     left = kernel.run(f"import psutil\n[pid for pid in {pids} if psutil.pid_exists(pid)]")
-    assert left.text == "[]"
+    assert left.text.splitlines()[0] == "[]"  # below it may stand that those cells have failed
     assert "the pool was stopped" in kernel.run("runs.result()").error_text
     assert "this pool was stopped" in kernel.run("waits.result()").error_text
