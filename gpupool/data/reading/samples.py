@@ -41,9 +41,15 @@ class Draw:
         >>> Draw(0, 1).key(7) == Draw(0, 1).key(7) != Draw(0, 2).key(7)
         True
         """
-        # Modulo, because a seed may be negative, or larger.
-        packed = struct.pack("<3Q", *(int(part) % 2**64 for part in (self.seed, self.epoch, index)))
-        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        return key_of(self.seed, self.epoch, index)
+
+
+def key_of(*numbers: int, what: bytes = b"") -> int:
+    """A number in 0..2**64-1 that these three alone determine; another one for each `what`."""
+    # Modulo, because a seed may be negative, or larger.
+    packed = struct.pack("<3Q", *(int(number) % 2**64 for number in numbers))
+    hashed = hashlib.blake2b(packed, digest_size=8, person=what)
+    return int.from_bytes(hashed.digest(), "little")
 
 
 def numbered(draw: Draw | None, number: int) -> Draw | None:

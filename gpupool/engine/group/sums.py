@@ -58,9 +58,13 @@ class Sums:
     @property
     def is_full(self) -> bool:
         """Whether it is time to sum, on every rank alike."""
-        is_alone = self._world.size == 1
-        is_late = is_alone and self._clock() - self._begun_at >= self._every_s
-        return len(self._rows) >= self._block or is_late
+        return len(self._rows) >= self._most or self.is_late
+
+    @property
+    def is_late(self) -> bool:
+        """As `is_full`; because about `every_s` is over, which holds less than `most` rows."""
+        is_over = self._world.size == 1 and self._clock() - self._begun_at >= self._every_s
+        return is_over or len(self._rows) >= self._block < self._most
 
     @property
     def is_begun(self) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gpupool.core.wire.state_dicts import modules_with_more
 from gpupool.data import device as devices
+from gpupool.data.reading.samples import key_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -94,7 +94,7 @@ def step_key(seed: int, rank: int, step: int) -> int:
 
     Its lower half is as good: torch's generator of the CPU takes no more.
     """
-    return int(np.random.SeedSequence((seed, rank, step)).generate_state(1, np.uint64)[0])
+    return key_of(seed, rank, step, what=b"step")
 
 
 @contextmanager

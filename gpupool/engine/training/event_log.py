@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from gpupool.core.wire.events import (
 )
 from gpupool.engine.training.tensorboard import Board
 
+_row = attrgetter(*(one.name for one in fields(StepEvent)))
 _NUM_FIELDS = len(fields(StepEvent))
 _PART = 1000  # events in one message: a history of any length passes
 _KEPT = (ValidationEvent, WarningEvent, CheckpointEvent)
@@ -67,7 +69,7 @@ class EventLog:
         for event in events:
             is_news = isinstance(event, DataEvent) and (event.num_skipped or event.num_retried)
             if isinstance(event, StepEvent):
-                self._steps.extend(math.nan if one is None else one for one in astuple(event))
+                self._steps.extend(math.nan if one is None else one for one in _row(event))
             elif isinstance(event, _KEPT) or is_news:  # reads that went well are many events
                 # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
                 self._others.append((len(self._steps) // _NUM_FIELDS, to_dict(event)))

@@ -88,7 +88,7 @@ class Reporter:
     @property
     def is_due(self) -> bool:
         """Whether about a second is over since the last report, on every rank alike."""
-        return self._sums.is_full
+        return self._sums.is_late
 
     @property
     def is_begun(self) -> bool:
