@@ -125,6 +125,14 @@ class DataEvent:
     read_by: str = ""
 
 
+PHASES = (
+    *("data", "compute", "exchange", "optimizer", "callbacks"),
+    *("validating", "saving", "rest"),
+)
+"""What a rank spends its time on: it waits for its batch; computes forward and backward; waits for
+the gradients of the others and for those on their way; steps; calls the user's functions ..."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankEvent:
     """How one rank fares; each sends its own about once a second while it trains, and at the end.
@@ -132,7 +140,8 @@ class RankEvent:
     `work_s` is the median since the last such event of what a step takes this rank itself, without
     what it waits for the others: they wait for the rank with the longest. `step_s` is the median of
     whole steps. `utilization` (0..1), memory and temperature are those of its GPU, whoever uses it;
-    of a rank on CPU, those of its process.
+    of a rank on CPU, those of its process. `spent` maps `PHASES` to the seconds of its training so
+    far, but for its first step, which sets things up.
     """
 
     rank: int
@@ -143,6 +152,7 @@ class RankEvent:
     memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     temperature_c: int | None = None
+    spent: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

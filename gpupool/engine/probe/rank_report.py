@@ -2,9 +2,10 @@
 
 All ranks take the same steps, so all have the same step time: that of the slowest. They differ in
 when each begins to wait: when the last of its own gradients is computed. From there until backward
-returns it waits, for other ranks and for the gradients on their way, and that is left out of its
-own work. What stays in, although the rank waits: batch norms over all ranks, buffers that DDP makes
-equal, and the sums over ranks that losses over pixels need. Where there are such, ranks look alike.
+returns it waits, for other ranks and for the gradients on their way ("exchange"), and that is left
+out of its own work. What stays in, although the rank waits: batch norms over all ranks, buffers
+that DDP makes equal, and the sums over ranks that losses over pixels need. Where there are such,
+ranks look alike.
 
 Only where somebody looks: `fit` under plain torchrun has a report without `emit`, which measures
 nothing. The events bypass the event log: neither checkpoints nor TensorBoard have them.
@@ -14,16 +15,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from gpupool.core.wire.events import Event, RankEvent
+from gpupool.core.wire.events import PHASES, Event, RankEvent
 from gpupool.data import device as devices
 from gpupool.data.device import Mark
 from gpupool.engine.probe.device_stats import Sampler, make_probe
@@ -31,14 +33,16 @@ from gpupool.engine.probe.device_stats import Sampler, make_probe
 REPORT_EVERY_S = 1.0
 MEASURE_EVERY_S = 0.05  # of short steps only some are measured, so that they cost nothing
 _FIRST_S = 0.4  # so that something is shown soon
+_OWN = ("data", "compute", "optimizer", "callbacks")  # what the others wait for
 _MAX_PENDING = 64  # measured steps that the GPU has not finished yet
 
 
 class StepSeconds(NamedTuple):
-    """Medians: a rank's own work in a step, and a whole step."""
+    """A rank's own work in a step and a whole step, as medians; the phases of a step, as means."""
 
     work_s: float
     step_s: float
+    phases: dict[str, float]
 
 
 class _Lap(NamedTuple):
@@ -60,16 +64,18 @@ class _Lap(NamedTuple):
 
 
 class WorkTimer:
-    """Measures a rank's own work in its steps, without what it waits for the others.
+    """Measures the phases of a rank's steps, and what lies beside the steps.
 
         timer.begin_step()              # before it asks for the batch
-        ...                             # data, forward
+        timer.end("data")
+        ...                             # forward
         timer.begin_backward(loss)
         loss.backward()
         timer.end_backward()            # the averaged gradients are there
         ...                             # clip, step
-        timer.end_work()
+        timer.end("optimizer")
         timer.end_step()                # after what the ranks report to each other
+        with timer.beside("saving"): ...
 
     On a GPU the ends of phases are CUDA events, which are read when they have happened: no step
     waits for them.
@@ -88,6 +94,7 @@ class WorkTimer:
         self._is_waiting = False
         self._measured_at = -MEASURE_EVERY_S
         self._finished: deque[list[_Lap]] = deque(maxlen=_MAX_PENDING)
+        self.seconds_beside: dict[str, float] = {}
 
     def begin_step(self) -> None:
         """A step begins: the rank is about to ask for its batch."""
@@ -97,7 +104,7 @@ class WorkTimer:
         now = self._seconds()
         if now - self._measured_at >= MEASURE_EVERY_S:
             self._measured_at, self._laps = now, []
-            self._lap("begin")
+            self.end("begin")
 
     def begin_backward(self, loss: Tensor) -> None:
         """Note when all that `loss.backward()` computes on this rank is done, before it waits."""
@@ -107,43 +114,55 @@ class WorkTimer:
 
     def end_backward(self) -> None:
         """`backward` has returned: what was waited for is there."""
-        if self._is_waiting:  # else it waited for nobody: one rank, or a step that is not measured
-            self._lap("wait")
-            self._is_waiting = False
+        self.end("exchange" if self._is_waiting else "compute")
+        self._is_waiting = False
 
-    def end_work(self) -> None:
-        """The optimizer has made its step."""
-        self._lap("work")
+    def end(self, phase: str) -> None:
+        """This phase of the step is over: see `PHASES`."""
+        if self._laps is not None and self._device is not None:
+            mark = self._device.mark(timed=True) if self._device.lags else None
+            self._laps.append(_Lap(phase, self._seconds(), mark))
 
     def end_step(self) -> None:
         """The step is over, with what the ranks report to each other."""
-        if self._laps and self._laps[-1].phase == "work":  # else an error ended the step
-            self._lap("report")
+        if self._laps and any(lap.phase == "optimizer" for lap in self._laps):  # else an error did
+            self.end("rest")
             self._finished.append(self._laps)
         self._laps = None
 
-    def take_medians(self) -> StepSeconds | None:
-        """The medians over the steps since the last call; None if none was measured."""
-        work, whole = [], []
+    def drop(self) -> None:
+        """Forget the steps that were measured so far."""
+        self._finished.clear()
+
+    @contextmanager
+    def beside(self, phase: str) -> Iterator[None]:
+        """What is done in this block lies beside the steps: validating, saving."""
+        began = self._seconds()
+        yield
+        lasted = self._seconds() - began
+        self.seconds_beside[phase] = self.seconds_beside.get(phase, 0.0) + lasted
+
+    def take(self) -> StepSeconds | None:
+        """Of the steps since the last call; None if none was measured."""
+        steps = []
         while self._finished and self._finished[0][-1].has_happened():
-            laps = self._finished.popleft()
-            lengths = [(end.phase, end.seconds_since(start)) for start, end in pairwise(laps)]
-            work.append(sum(length for phase, length in lengths if phase == "work"))
-            whole.append(sum(length for _, length in lengths))
-        return StepSeconds(median(work), median(whole)) if work else None
+            phases: dict[str, float] = {}
+            for start, end in pairwise(self._finished.popleft()):
+                phases[end.phase] = phases.get(end.phase, 0.0) + end.seconds_since(start)
+            steps.append(phases)
+        if not steps:
+            return None
+        work = [sum(phases.get(name, 0.0) for name in _OWN) for phases in steps]
+        means = {name: fmean(phases.get(name, 0.0) for phases in steps) for name in PHASES}
+        return StepSeconds(median(work), median(sum(p.values()) for p in steps), means)
 
     def _when_backward_begins(self, _gradient: Tensor) -> None:
         # DDP queues the callback that waits when the last gradient is there, so ours comes first.
         Variable._execution_engine.queue_callback(self._when_own_work_ends)
 
     def _when_own_work_ends(self) -> None:
-        self._lap("work")
+        self.end("compute")
         self._is_waiting = self._laps is not None  # the step may be over, after an error
-
-    def _lap(self, phase: str) -> None:
-        if self._laps is not None and self._device is not None:
-            mark = self._device.mark(timed=True) if self._device.lags else None
-            self._laps.append(_Lap(phase, self._seconds(), mark))
 
 
 class RankReport:
@@ -165,7 +184,8 @@ class RankReport:
     ) -> None:
         self._rank, self._emit, self._seconds = rank, emit, seconds
         self._last: StepSeconds | None = None
-        self._step = 0
+        self._spent: dict[str, float] = {}
+        self._step = self._first = self._counted = 0
         is_on = emit is not None and device is not None
         self.timer = WorkTimer(device if is_on else None, seconds)
         self._sampler = Sampler(lambda: make_probe(device)) if emit and device else None
@@ -175,6 +195,9 @@ class RankReport:
         """A step is over, with what the ranks report to each other after it."""
         self.timer.end_step()
         self._step = step
+        if not self._first:  # it sets things up, and says nothing of the others
+            self._first = self._counted = step
+            self.timer.drop()
         if self._sampler is not None and self._seconds() >= self._due:
             self._report()
 
@@ -192,7 +215,15 @@ class RankReport:
         assert self._sampler is not None
         assert self._emit is not None
         self._due = self._seconds() + REPORT_EVERY_S
-        self._last = self.timer.take_medians() or self._last
-        work_s, step_s = self._last or (None, None)
+        self._last = self.timer.take() or self._last
+        work_s = step_s = None
+        if self._last is not None:
+            work_s, step_s, phases = self._last
+            # Of short steps only some are measured: they stand for all.
+            for name, seconds in phases.items():
+                more = seconds * (self._step - self._counted)
+                self._spent[name] = self._spent.get(name, 0.0) + more
+            self._counted = self._step
+        spent = {**self._spent, **self.timer.seconds_beside}
         reading = self._sampler.newest()
-        self._emit([RankEvent(self._rank, self._step, work_s, step_s, *reading)])
+        self._emit([RankEvent(self._rank, self._step, work_s, step_s, *reading, spent)])

@@ -194,6 +194,7 @@ class _Training:
                 self.step.run(share)  # forward, backward, mean over the ranks, optimizer
                 self.trace.stepped()
                 self.callbacks.call("step")  # a wish to stop comes with the next report
+                self.rank_report.timer.end("callbacks")
 
                 ends_epoch = share.is_last
                 validates = self.is_validation_due()
@@ -256,6 +257,7 @@ class _Training:
         )
         self.rank_report.timer.begin_step()
         for share in shares:
+            self.rank_report.timer.end("data")
             run.note_inputs(share)
             yield share
             self.rank_report.timer.begin_step()
@@ -307,6 +309,10 @@ class _Training:
 
     def validate(self) -> None:
         """Loss, accuracy and metrics over the validation set, and what follows from them."""
+        with self.rank_report.timer.beside("validating"):
+            self._validate()
+
+    def _validate(self) -> None:
         run, validation = self.run, self.validation
         assert validation is not None
         # "local" batch norms have other statistics on each rank; all take those of rank 0.
@@ -349,9 +355,10 @@ class _Training:
 
     def save(self) -> None:
         """Begin to write a checkpoint, between two steps, with all that belongs to the last one."""
-        if self.best.check_finite():
-            self.call_back("checkpoint")  # before: what a callback sets now is in it
-            self.saving.save()
+        with self.rank_report.timer.beside("saving"):
+            if self.best.check_finite():
+                self.call_back("checkpoint")  # before: what a callback sets now is in it
+                self.saving.save()
 
     def call_back(self, event: str) -> None:
         """Call the user's functions; True from one of them, on any rank, ends training."""

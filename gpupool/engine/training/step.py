@@ -99,7 +99,7 @@ class TrainingStep:
             # What modules keep beside tensors cannot be averaged: the newest is there too.
             self._averaged_extra.put_back(self._extra.note())
         self._has_undo = False
-        self._timer.end_work()
+        self._timer.end("optimizer")
 
         # The step is complete on the host; the device counts it when it is complete there.
         run.completed.add()
