@@ -59,6 +59,8 @@ from .training.predict import evaluate as evaluate
 from .training.predict import predict as predict
 from .training.result import TrainingResult as TrainingResult
 from .training.run import TrainingRun as TrainingRun
+from .training.scaling import Scaling as Scaling
+from .training.scaling import scaling as scaling
 from .training.sweep.space import log as log
 from .training.worst import WorstSamples as WorstSamples
 

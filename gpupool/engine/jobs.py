@@ -36,7 +36,7 @@ def train(call: Train) -> Reply[TrainReply]:
     """Train; the first of the ranks that train saves the weights: a state dict."""
     if this_rank().rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
-    world, job = received(call.job)
+    world, job = received(call.job, call.num_ranks)
     if call.again:
         job = replace(job, options=resuming(job.options, world))
     stops_at_once = partial(control.stops_at_once, call.job.name)
@@ -65,8 +65,8 @@ def train(call: Train) -> Reply[TrainReply]:
     return Reply(reply, group_wanting=stops_at_once())
 
 
-def received(job: Job) -> tuple[World, Any]:
+def received(job: Job, num_ranks: int = 0) -> tuple[World, Any]:
     """This rank among those that train, and what the client has packed for them."""
     find_modules(job.sys_path)  # the job's classes may be of them
     remember(job.sources)
-    return World.here(torch.device(this_rank().device)), Source(job.packed).load(Unpickler)
+    return World.here(torch.device(this_rank().device), num_ranks), Source(job.packed).load(Unpickler)

@@ -45,6 +45,11 @@ class Shares:
             }
         )
 
+    @classmethod
+    def of_history(cls, history: TrainingHistory) -> Shares:
+        """Those of a training so far."""
+        return cls.of({rank: event.spent for rank, event in history.ranks.items()})
+
     def mean(self, phase: str) -> float:
         """Of all ranks."""
         return fmean(shares[phase] for shares in self.by_rank.values())
@@ -106,8 +111,7 @@ _SLOW = {
 
 def diagnose(history: TrainingHistory) -> Diagnosis:
     """The verdict on a training, also on one that still runs."""
-    spent = {rank: event.spent for rank, event in history.ranks.items()}
-    shares, num_steps = Shares.of(spent), len(history.steps)
+    shares, num_steps = Shares.of_history(history), len(history.steps)
     missing = _missing(history)
     if num_steps < LEAST_STEPS or not shares.by_rank:
         return Diagnosis(

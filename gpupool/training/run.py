@@ -57,6 +57,7 @@ class TrainingRun:
 
     Args:
         show: called with this run before the ranks start, to add listeners.
+        num_ranks: so many train, the first of those that can; 0: all of them.
 
     Raises:
         TrainingError: the input cannot be trained on; no rank has started.
@@ -71,6 +72,7 @@ class TrainingRun:
         options: TrainingOptions,
         validation: Any,
         show: Callable[[TrainingRun], None] = lambda run: None,
+        num_ranks: int = 0,
     ) -> None:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
@@ -94,13 +96,13 @@ class TrainingRun:
         self._weights_path = pool.engines.new_file("weights.pt")
         self._network = job.network or NetworkInfo()
         self._job = send_job(pool, replace(job, model=self._model))
-        self._ranks = pool.training_ranks
+        self._ranks = pool.training_ranks[: num_ranks or None]
         self.on_print: OnOutput = lambda rank, kind, content: None
         """Called with what ranks print, in a background thread."""
         self._recorder = OutputRecorder(
             self._ranks, pool.secrets, lambda *printed: self.on_print(*printed)
         )
-        self._call = Train(self._job.wire, self._weights_path.name)
+        self._call = Train(self._job.wire, self._weights_path.name, num_ranks=num_ranks)
         self.history.add(events.ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin(self._call)

@@ -193,7 +193,8 @@ class SyncState(BoundCall[None]):
 class Train(Call[TrainReply]):
     """Train as the job says; the first rank leaves the weights in the pool's `result_name`.
 
-    `again`: resume from the checkpoints of an attempt before.
+    `again`: resume from the checkpoints of an attempt before. `num_ranks`: so many train, the first
+    of those that can; 0: all of them.
     """
 
     is_shown = True
@@ -201,6 +202,7 @@ class Train(Call[TrainReply]):
     job: Job
     result_name: str
     again: bool = False
+    num_ranks: int = 0
 
 
 @dataclass(frozen=True)

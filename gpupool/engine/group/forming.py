@@ -66,6 +66,7 @@ _num_asked = 0  # groups that scripts have formed since then; the same on every 
 _store: Any = None  # of the present group
 _server: Any = None  # the connection to it, of several hosts; on rank 0 the server, too
 _training_group: dist.ProcessGroup | None = None
+_first: dict[int, dist.ProcessGroup] = {}  # of so many of these ranks, as long as the group lasts
 _formed: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of all ranks, if still held
 is_hidden = False
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
@@ -187,6 +188,7 @@ def leave() -> None:
     global _training_group
     finish_aborts()
     _training_group = None
+    _first.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
@@ -228,9 +230,22 @@ def is_of_earlier(frames: Sequence[FrameType]) -> bool:
     return any(group not in _c10d._world.pg_map for group in groups)
 
 
-def training_group() -> dist.ProcessGroup | None:
-    """The group of the ranks that train; None where all do."""
-    return _training_group
+def training_group(num_ranks: int = 0) -> dist.ProcessGroup | None:
+    """The group of the ranks that train; None where all do. With `num_ranks` of the first of them,
+    which call this together, the first time."""
+    if not num_ranks or num_ranks == dist.get_world_size(_training_group):
+        return _training_group
+    if num_ranks not in _first:
+        assert _plan is not None
+        made = dist.new_group(
+            list(_plan.training_ranks)[:num_ranks],
+            _TIMEOUT,
+            _TORCH_BACKEND[_plan.training_backend],
+            use_local_synchronization=True,  # the others are not asked
+        )
+        assert isinstance(made, dist.ProcessGroup)
+        _first[num_ranks] = made
+    return _first[num_ranks]
 
 
 # ---- to wait for each other ------------------------------------------------------------------
@@ -312,11 +327,14 @@ class World:
     group: dist.ProcessGroup | None = None
 
     @classmethod
-    def here(cls, device: torch.device) -> World:
-        """The place in the current process group; alone without one."""
-        if not dist.is_initialized():
+    def here(cls, device: torch.device, num_ranks: int = 0) -> World:
+        """The place in the current process group; alone without one.
+
+        `num_ranks`: in that of the first ranks that train, of which this is one; 0: of all.
+        """
+        if num_ranks == 1 or not dist.is_initialized():
             return cls(0, 1, device)
-        group = training_group()
+        group = training_group(num_ranks)
         return cls(dist.get_rank(group), dist.get_world_size(group), device, group)
 
     @property
