@@ -69,4 +69,6 @@ def received(job: Job, num_ranks: int = 0) -> tuple[World, Any]:
     """This rank among those that train, and what the client has packed for them."""
     find_modules(job.sys_path)  # the job's classes may be of them
     remember(job.sources)
-    return World.here(torch.device(this_rank().device), num_ranks), Source(job.packed).load(Unpickler)
+    return World.here(torch.device(this_rank().device), num_ranks), Source(job.packed).load(
+        Unpickler
+    )

@@ -89,6 +89,7 @@ class TrainingHistory:
     resumed: events.ResumeEvent | None = None
     restarts: list[str] = field(default_factory=list)
     ranks: dict[int, events.RankEvent] = field(default_factory=dict)
+    profile: events.ProfileEvent | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     num_without_improvement: int = field(default=0, init=False)
     """How many validations there were since the best one; what `patience` limits."""
@@ -161,6 +162,8 @@ class TrainingHistory:
                 self.checkpoint = event
             case events.ResumeEvent():
                 self.resumed = event
+            case events.ProfileEvent():
+                self.profile = event
             case events.RankEvent():
                 self.ranks[event.rank] = event
             case events.EndEvent():

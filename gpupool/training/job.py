@@ -15,7 +15,7 @@ from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.options.schedule import check_for_stream
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
 from gpupool.core.wire.state_dicts import check_extra_state
@@ -30,6 +30,9 @@ from gpupool.training.inputs import absolute, with_targets
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_PLACES = ("checkpoint", "tensorboard", "resume", "profile")
 
 
 def prepared(
@@ -126,7 +129,8 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
     """The options with relative paths made absolute; URLs stay."""
-    given = {name: getattr(options, name) for name in ("checkpoint", "tensorboard", "resume")}
+    given = {name: getattr(options, name) for name in _PLACES}
     paths = {n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"}
-    profile = options.profile and replace(options.profile, url=absolute(options.profile.url))
-    return replace(options, **paths, profile=profile)  # type: ignore[arg-type]
+    if isinstance(options.profile, Profile):
+        paths["profile"] = replace(options.profile, url=absolute(options.profile.url))
+    return replace(options, **paths)  # type: ignore[arg-type]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import duration, measured, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.events import ValidationEvent
+from gpupool.core.wire.events import ProfileEvent, ValidationEvent
 from gpupool.pool.calls.output import RankOutput
+from gpupool.training.doctor import Diagnosis, Shares, diagnose
 from gpupool.training.history import TrainingHistory, after, ending, figure
 from gpupool.training.predict import predict
 from gpupool.training.worst import WorstSamples, worst_samples
@@ -20,6 +21,30 @@ if TYPE_CHECKING:
     from torch import nn
 
 Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators that took longest in the steps that rank 0 has traced, as a table."""
+
+    event: ProfileEvent
+    HEADER: ClassVar = ("operator", "calls", "CPU ms", "GPU ms", "of all shown")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each, as `HEADER` says: its own time in a step, without what it calls."""
+        num, whole = self.event.num_steps, sum(c + d for _, _, c, d in self.event.operators) or 1.0
+        return [
+            (name, str(calls), f"{cpu / num:.3f}", f"{gpu / num:.3f}", percent((cpu + gpu) / whole))
+            for name, calls, cpu, gpu in self.event.operators
+        ]
+
+    def __repr__(self) -> str:
+        rows = [self.HEADER, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in rows
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +165,20 @@ class TrainingResult:
         return worst_samples(
             self.model, dataset, num, self.loss if loss is None else loss, **reading
         )
+
+    @property
+    def shares(self) -> Shares:
+        """What each rank has spent its time on, as a table."""
+        return Shares.of_history(self.history)
+
+    def doctor(self) -> Diagnosis:
+        """Why it was slow, and what to do next."""
+        return diagnose(self.history)
+
+    @property
+    def profile(self) -> Operators | None:
+        """The operators that took longest, where steps were traced: see the option `profile`."""
+        return None if self.history.profile is None else Operators(self.history.profile)
 
     def plot(self) -> TrainingHistory:
         """The history, which IPython shows as the picture that the training has left."""

@@ -34,6 +34,7 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
+from gpupool.training.doctor import Diagnosis, diagnose
 from gpupool.training.history import TrainingHistory
 from gpupool.training.inputs import picture_transform
 from gpupool.training.job import prepared, send_job
@@ -126,6 +127,10 @@ class TrainingRun:
     def text(self, rank: int) -> str:
         """What a rank that trains has printed so far."""
         return self._recorder.text(rank)
+
+    def doctor(self) -> Diagnosis:
+        """Why it is slow, as far as it has come, and what to do next."""
+        return diagnose(self.history)
 
     def done(self) -> bool:
         """Whether training is over."""

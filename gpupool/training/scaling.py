@@ -10,7 +10,7 @@ Speed-up on N ranks is X(N) / X(1), efficiency X(N) / (N X(1)), where X is sampl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,7 +145,7 @@ def scaling(
     numeric(whole=True, least=1)("repeats", repeats)
     pool = current_pool(create=True) if pool is None else pool
     sizes = _sizes(ranks, len(pool.training_ranks))
-    options = _for_measuring(options or TrainingOptions(), data, steps)
+    options = _for_measuring(options or TrainingOptions())
     per_rank = options.batch_size / sizes[0]
     batches = {n: round(per_rank * n) if mode == "weak" else options.batch_size for n in sizes}
     found: dict[int, list[TrainingHistory]] = {n: [] for n in sizes}
@@ -170,10 +170,9 @@ def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
     return sizes
 
 
-def _for_measuring(options: TrainingOptions, data: Any, steps: int) -> TrainingOptions:
-    usual = {one.name: one.default for one in fields(TrainingOptions) if one.name in _USUAL}
-    assert MISSING not in usual.values()
-    return replace(options, max_steps=None, **usual)
+def _for_measuring(options: TrainingOptions) -> TrainingOptions:
+    usual: dict[str, Any] = {one.name: one.default for one in fields(TrainingOptions)}
+    return replace(options, max_steps=None, **{name: usual[name] for name in _USUAL})
 
 
 def _with_batch(

@@ -193,15 +193,21 @@ class TrainingOptions(Options):
     "checkpoint" and "end"; True from one ends training on all ranks."""
     tensorboard: str | None = option(None, folder)
     """Folder for TensorBoard's event files, local or in a store."""
-    profile: Profile | None = option(
-        None, must(lambda one: isinstance(one, Profile), "give gpupool.Profile(url='traces').")
+    profile: str | Profile | None = option(
+        None, lambda name, one: one if isinstance(one, Profile) else folder(name, one)
     )
-    """Steps of which every rank leaves a trace."""
+    """Folder, local or in a store, for a trace of steps 11 to 15 from every rank, for Perfetto and
+    TensorBoard; `result.profile` has the dearest operators. Other steps: `gpupool.Profile`."""
 
     def __post_init__(self) -> None:
         self._take_lr_of_optimizer()
         Options.__post_init__(self)  # slots=True makes a second class: `super()` means the first
         effects.check_together(self)
+
+    @property
+    def trace(self) -> Profile | None:
+        """What is traced, and where."""
+        return Profile(url=self.profile) if isinstance(self.profile, str) else self.profile
 
     def _take_lr_of_optimizer(self) -> None:
         """Make the lr of a partial the option `lr`: the schedule sets the rate of each step."""

@@ -206,6 +206,19 @@ class MonitorEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileEvent:
+    """The operators that took longest in the steps that were traced, the dearest first.
+
+    Of each its name, how often it was called, and milliseconds on the CPU and on the GPU: its own,
+    without those of the operators that it calls.
+    """
+
+    rank: int
+    num_steps: int
+    operators: list[tuple[str, int, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportEvent:
     """What a task has reported by `gpupool.report`."""
 
@@ -225,6 +238,7 @@ Event = (
     | ProgressEvent
     | EndEvent
     | MonitorEvent
+    | ProfileEvent
     | ReportEvent
 )
 

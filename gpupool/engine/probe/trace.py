@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
@@ -11,19 +12,25 @@ from torch.profiler import ProfilerActivity, profile
 from gpupool.core.errors import DataError
 from gpupool.core.options.training_options import Profile
 from gpupool.core.progress import progress
+from gpupool.core.wire.events import Event, ProfileEvent
 from gpupool.data import device as devices
 from gpupool.data.stores.writable import Target
 from gpupool.engine.group.forming import World
+
+_DEAREST = 10
 
 
 class Trace:
     """The trace that `options.profile` asks for: `rank-0.pt.trace.json.gz` and so on, at its URL.
 
-    It begins after `skip` steps of this training, or of what a resumed one still does.
+    It begins after `skip` steps of this training, or of what a resumed one still does. `emit` gets
+    what took longest.
     """
 
-    def __init__(self, options: Profile | None, world: World) -> None:
-        self._options, self._world = options, world
+    def __init__(
+        self, options: Profile | None, world: World, emit: Callable[[Event], None]
+    ) -> None:
+        self._options, self._world, self._emit = options, world, emit
         self._profile: profile | None = None  # while it is recorded
         self._num_steps, self._problem = 0, ""
 
@@ -77,9 +84,20 @@ class Trace:
             self._profile.stop()
             path = Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(path))
+            self._emit(ProfileEvent(self._world.rank, options.steps, _dearest(self._profile)))
             self._profile = None
             data = gzip.compress(path.read_bytes(), compresslevel=5)
             try:
                 Target(options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
             except DataError as error:  # training continues without it
                 self._problem = f"a trace could not be written: {error}"
+
+
+def _dearest(traced: profile) -> list[tuple[str, int, float, float]]:
+    """See `ProfileEvent`; the marks of the steps themselves are no operators."""
+    found = [
+        (one.key, one.count, one.self_cpu_time_total / 1e3, one.self_device_time_total / 1e3)
+        for one in traced.key_averages()
+        if not one.key.startswith("ProfilerStep")
+    ]
+    return sorted(found, key=lambda one: one[2] + one[3], reverse=True)[:_DEAREST]

@@ -148,7 +148,7 @@ class _Training:
         self.best = BestWeights(run, has_validation=validation is not None)
         self.saving = Saving(run, event_log, dataset)
         self.callbacks = Callbacks(run)
-        self.trace = Trace(options.profile, world)
+        self.trace = Trace(options.trace, world, self.run.reporter.emit)
         # All ranks learn of these with the next report, after the same step.
         run.reporter.requests["callback"] = lambda: self.callbacks.wants_stop
         run.reporter.requests["save"] = self.saving.is_time
