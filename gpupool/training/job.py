@@ -14,7 +14,6 @@ from gpupool.core.options.datasets import is_stream, require_dataset, with_data
 from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
-from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
@@ -53,8 +52,6 @@ def prepared(
     options = with_data(options, dataset)
     num = None if is_stream(dataset) else len(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
-    if num is None:
-        check_for_stream(options)
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model)

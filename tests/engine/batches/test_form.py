@@ -128,7 +128,7 @@ def test_a_network_is_called_by_name_or_by_place() -> None:
 
 
 def test_a_column_by_its_name_goes_into_a_tuple() -> None:
-    with raises(OptionsError, "inputs", "inputs=('pixels',)"):
+    with raises(OptionsError, "inputs='pixels'"):
         TrainingOptions(inputs="pixels")
     assert TrainingOptions(inputs=("pixels",)).inputs == ("pixels",)
 
