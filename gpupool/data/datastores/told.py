@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from os.path import splitext
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -26,16 +26,14 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=depth)
 
 
-def warn_left_out(paths: Iterable[str], endings: Collection[str], advice: str) -> None:
-    """Say how many of `paths`, which nobody takes, look by their endings as if they were meant."""
-    found = Counter(ending for path in paths if (ending := splitext(path)[1].lower()) in endings)
-    if found:
-        shown = ", ".join(f"{ending} {number:,}" for ending, number in sorted(found.items()))
-        warn(f"files are left out: {found.total():,} ({shown}); {advice}")
-
-
 def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
     """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
-    if tuple(extensions) == IMAGE_EXTENSIONS:
-        advice = 'take them too with extensions=(".jpg", ...), or convert them'
-        warn_left_out(paths, _OTHER_EXTENSIONS, advice)
+    if tuple(extensions) != IMAGE_EXTENSIONS:
+        return
+    found = Counter(splitext(path)[1].lower() for path in paths)
+    if others := {ending: found[ending] for ending in sorted(_OTHER_EXTENSIONS & set(found))}:
+        shown = ", ".join(f"{ending} {number:,}" for ending, number in others.items())
+        warn(
+            f"files are left out: {sum(others.values()):,} ({shown}); "
+            'take them too with extensions=(".jpg", ...), or convert them'
+        )

@@ -119,12 +119,18 @@ def _numbers_of(value: Any) -> Any:
 
 
 def _collated(name: str, values: list[Any], pin: bool) -> Any:
+    """Raises DataError for what cannot be together: torch's own errors do not say what to do."""
     arrays = [value for value in values if isinstance(value, (Tensor, np.ndarray))]
     shapes = sorted({tuple(value.shape) for value in arrays})
     kinds = sorted({str(getattr(value, "dtype", type(value).__name__)) for value in values})
-    # Found here, because the error of torch does not say what to do.
     if len(shapes) > 1:
-        raise _differing(name, shapes)
+        shown = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3])
+        raise DataError(
+            f"the {name} of one batch differ in size ({shown}); give images one size with "
+            "ds.with_transform(torchvision.transforms.v2.Resize((height, width))), and pad others "
+            "in train(..., collate=function), as torch.nn.utils.rnn.pad_sequence does",
+            "sizes",
+        )
     told = f"no batch can be made of these {name} ({', '.join(kinds)}); change what the transform "
     told += "or the data set returns"
     if arrays and len(kinds) > 1:
@@ -150,19 +156,3 @@ def _stacked(values: list[Tensor], pin: bool) -> Tensor:
     else:
         made = default_collate(parts)
     return made.permute(0, 3, 1, 2) if by_pixel else made
-
-
-def _differing(name: str, shapes: list[tuple[int, ...]]) -> DataError:
-    """The error for images, or others, of several sizes in one batch."""
-    shown = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3])
-    if all(len(shape) == 3 for shape in shapes):  # else words, points, boxes
-        cure = (
-            "give them one size with ds.with_transform(torchvision.transforms.v2.Resize((height, "
-            "width)))"
-        )
-    else:
-        cure = (
-            "pad them in a function that makes the batch, train(..., collate=function), as "
-            "torch.nn.utils.rnn.pad_sequence or transformers.DataCollatorWithPadding do"
-        )
-    return DataError(f"the {name} of one batch differ in size ({shown}); {cure}", "sizes")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import SampleError
-from gpupool.data.reading.augmentation import generators, seeded
+from gpupool.data.reading.augmentation import generators, restore, seeded
 from gpupool.data.reading.collate import Batch, Collate, batch_of
 from gpupool.data.reading.samples import Draw, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
@@ -57,13 +57,12 @@ class Rows:
         self.dataset = dataset
         self._is_ours = isinstance(dataset, Samples)
         self._num = len(dataset) if hasattr(dataset, "__len__") else 0
-        inner = dataset
-        while type(inner) is Subset:  # which has `__getitems__` in any case
-            inner = inner.dataset
-        self._gives_many = hasattr(inner, "__getitems__") and not self._is_ours
 
     def batch(self, indices: Indices, reading: Reading) -> Batch | None:
-        """The samples as a batch; None if there are none."""
+        """The samples as a batch; None if there are none.
+
+        What it draws leaves the generators where they were.
+        """
         if len(indices) == 0:
             return None
         if is_table(self.dataset) and reading.collate is None:
@@ -72,31 +71,16 @@ class Rows:
             halves = [tensor[at] for tensor in self.dataset.tensors]
             inputs, targets = pinned(halves) if reading.pin else halves
             return Batch(inputs, targets, len(indices))
-        return made(self.samples(indices, reading), indices, reading)
-
-    def samples(self, indices: Indices, reading: Reading) -> list[Any]:
-        """The samples, with a `Skipped` for each that is left out."""
-        places = [int(index) for index in indices]
-        many = self._many(places, reading) if self._gives_many and places else None
-        return [self._sample(place, reading) for place in places] if many is None else many
-
-    def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
-        """What the data set gives in one call; None if they must be read one by one."""
-        with seeded(reading.draw, places[0]) as draws:
-            before = generators()
-            try:
-                samples = list(self.dataset.__getitems__(list(map(self._row, places))))
-            except SampleError:
-                if not reading.skip:
-                    raise
-                return None
-            has_drawn = getattr(draws, "has_drawn", False) or generators() != before
-        # What one call draws for several samples is not that of each of them alone.
-        self._gives_many = reading.draw is None or not has_drawn
-        return samples if self._gives_many else None
+        before = generators() if reading.draw is not None else b""
+        try:
+            samples = [self._sample(place, reading) for place in indices.tolist()]
+            return made(samples, indices, reading)
+        finally:
+            if before:
+                restore(before)
 
     def _sample(self, place: int, reading: Reading) -> Any:
-        row = self._row(place)
+        row = place % self._num if self._num else place
         try:
             with seeded(reading.draw, place):
                 if not self._is_ours:
@@ -107,9 +91,6 @@ class Rows:
             if not reading.skip:
                 raise
             return Skipped.of(error)
-
-    def _row(self, place: int) -> int:
-        return place % self._num if self._num else place
 
 
 def made(

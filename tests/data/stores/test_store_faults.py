@@ -69,7 +69,7 @@ def test_a_passing_fault_is_tried_again_and_counted(
     seen, found = counts.snapshot() - before, slow.stats()
     assert contents == list(CONTENT.values())
     assert found[fault.kind] > 0
-    assert (seen.reads, seen.bytes) == (40, 40 * 50_000)
+    assert seen.reads == 40
     assert seen.last_reason.startswith(reason)
     if fault.kind == "reset":  # aiohttp asks once more where a connection had served before
         assert found[fault.kind] / 2 <= seen.retries <= found[fault.kind]
@@ -95,7 +95,7 @@ def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> Non
 def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
     slow.inject(Fault("503", match="list-type", times=1), Fault("cut", match="list-type", times=1))
     before = counts.snapshot()
-    assert len(folder.list_files().files) == 40
+    assert len(folder.list_files()) == 40
     assert (counts.snapshot() - before).retries == 2
 
 
