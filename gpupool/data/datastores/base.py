@@ -218,7 +218,7 @@ class Datastore(InParts):
 
         Raises OptionsError if there are none, DataError if they differ in size.
         """
-        from gpupool.data.reading.collate import batch_of
+        from gpupool.data.reading.batches import batch_of
 
         if not len(self):
             raise OptionsError(f"{self!r} is empty: there is nothing to read")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import splitext
 from typing import Any
 
 from gpupool.core.errors import DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.labels import Labels, labelled
+from gpupool.data.datastores.labels import Labels, labelled, warn
 from gpupool.data.datastores.table import Files
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Pictures by their names, which may be of formats that no library here decodes.
+_OTHER_EXTENSIONS = {
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
+    *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
+}
 
 
 class ImageDatastore(Datastore):
@@ -75,7 +83,7 @@ def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> li
     """
     found = list_folder(folder)
     extensions = [extensions] if isinstance(extensions, str) else extensions
-    warn_of_pictures((file.path for file in found), extensions)
+    _warn_of_pictures((file.path for file in found), extensions)
     endings = tuple(extension.lower() for extension in extensions)
     files = [file for file in found if file.path.lower().endswith(endings)]
     if not files:
@@ -89,3 +97,16 @@ def table(folder: Folder, found: Sequence[FileRef]) -> Files:
     """The files of a folder, in this order."""
     rows = ((0, file.version, file.size, 0) for file in found)
     return Files.of((folder,), (file.path for file in found), rows)
+
+
+def _warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
+    """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
+    if tuple(extensions) != IMAGE_EXTENSIONS:
+        return
+    found = Counter(splitext(path)[1].lower() for path in paths)
+    if others := {ending: found[ending] for ending in sorted(_OTHER_EXTENSIONS & set(found))}:
+        shown = ", ".join(f"{ending} {number:,}" for ending, number in others.items())
+        warn(
+            f"files are left out: {sum(others.values()):,} ({shown}); "
+            'take them too with extensions=(".jpg", ...), or convert them'
+        )

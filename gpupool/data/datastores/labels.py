@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import posixpath
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,7 +14,6 @@ from numpy.typing import NDArray
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.terminal import plain, without_controls
-from gpupool.data.datastores.told import warn
 from gpupool.data.reading.shards import Indices
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
@@ -88,6 +89,14 @@ def among(
         unknown = ", ".join(names[index] for index in lacking)
         raise OptionsError(f"there are images of {unknown}, which classes={classes!r} lacks")
     return changed
+
+
+def warn(message: str) -> None:
+    """A warning at the line of the user's that makes the datastore."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gpupool."):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
 
 
 def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str]:

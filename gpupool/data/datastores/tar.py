@@ -14,12 +14,12 @@ import os
 import re
 import reprlib
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
@@ -27,10 +27,9 @@ from gpupool.core.terminal import without_controls
 from gpupool.data.cache.cache import kept
 from gpupool.data.cache.cache_folder import cache_folder
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.images import list_folder
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, list_folder
 from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef, Source
 from gpupool.data.stores.threads import in_threads
@@ -41,8 +40,8 @@ _AT_ONCE = 16  # tars
 _RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
 _KEPT_BYTES = 1 << 30  # of indices
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
-# Labels are kept in memory and in the index: a member this large is no label.
-_MAX_TEXT_BYTES = 1 << 24
+_MAX_TEXT_BYTES = 1 << 24  # a member larger than this is no label
+Sample = tuple[str, int, int, str]  # the name of its image, where that starts, its size; the label
 
 
 class TarDatastore(Datastore):
@@ -78,20 +77,17 @@ class TarDatastore(Datastore):
     ) -> None:
         tars = _find_tars(os.fspath(url), dict(storage_options or {}))
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
-        suffix, _, field = where.partition(":")
         extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
-        rows, paths, texts, names = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
+        rows, paths, texts = list[tuple[int, ...]](), list[str](), list[str]()
+        index = in_threads(partial(_kept_samples, endings=endings, where=where), tars, _AT_ONCE)
         with progress("Reading headers", len(tars), "tars") as bar:
-            index = in_threads(partial(_kept_members, suffix=suffix.lower()), tars, _AT_ONCE)
-            for number, (tar, members) in enumerate(zip(tars, index, strict=True)):
-                for image, label in _samples(tar, members, endings, suffix, field):
-                    rows.append((number, tar.file.version, image.size, image.start))
-                    paths.append(image.name)
-                    texts.append(label)
-                names += [member.name for member in members]
+            for number, samples in enumerate(index):
+                for path, start, size, text in samples:
+                    rows.append((number, tars[number].file.version, size, start))
+                    paths.append(path)
+                    texts.append(text)
                 bar.advance()
-        warn_of_pictures(names, extensions)
         if not rows:
             raise DataNotFoundError(
                 f"the {len(tars):,} tars at {tars[0].shown_url} hold no images with extension "
@@ -99,21 +95,9 @@ class TarDatastore(Datastore):
                 "nothing",
             )
         files = Files.of(tars, paths, rows)
-        known = texts if suffix else None
+        known = texts if where else None
         kept, indices, classes = labelled(paths, files.url, labels, classes, known)
         super().__init__((files.take(kept),), indices, classes)
-
-
-class Member(NamedTuple):
-    """A regular file in a tar: where its contents start, and how many bytes they are.
-
-    `text` is its contents where it ends in the suffix that was asked for.
-    """
-
-    name: str
-    start: int
-    size: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -138,9 +122,6 @@ class Tar:
         return self.source.read(self.file, start, file.size)
 
 
-# ---- what is found --------------------------------------------------------------------------
-
-
 def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
     """The tars that are meant, sorted by path."""
     parent, slash, last = url.rpartition("/")
@@ -159,36 +140,90 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
     return tars
 
 
-def _samples(
-    tar: Tar, members: Iterable[Member], endings: tuple[str, ...], suffix: str, field: str
-) -> Iterator[tuple[Member, str]]:
-    """The image of each sample of a tar that has one, and its label, "" without a suffix."""
+def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+    """As `_samples`; from the cache folder, if the tar has a version and was read before."""
+    url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
+    if not version:
+        return _samples(tar, endings, where)
+    key = "\0".join([url, f"{size} {version}", where, *endings])
 
-    def key_of(member: Member) -> str:
-        match = _KEY.fullmatch(member.name)
-        return match[1] if match else ""
+    def read() -> bytes:
+        return json.dumps(_samples(tar, endings, where)).encode()
 
-    # Only neighbours belong together: the same key further on is another sample.
-    for key, found in groupby(members, key_of):
-        sample = {member.name.lower(): member for member in found}
-        images = [member for name, member in sample.items() if key and name.endswith(endings)]
-        if len(images) > 1:
-            url = tar.name(key)
-            raise DataError(
-                f"the sample {url} has {len(images)} images, {images[0].name} and "
-                f"{images[1].name}; say which: extensions=[...]",
-                "several images",
-                url=url,
-            )
-        for image in images:
-            yield image, _label(tar, key, sample, suffix, field) if suffix else ""
+    samples: list[Sample] = json.loads(kept(cache_folder("tars"), _KEPT_BYTES, key, read))
+    return samples
 
 
-def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field: str) -> str:
-    """The label of a sample, in its member with that suffix."""
-    member = sample.get(f"{key}{suffix}".lower())
+def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+    """The image of each sample of a tar that has one; its label lies `where`, "" for nowhere.
+
+    Raises DataError if the tar is damaged or compressed, or a sample has several images or none of
+    the labels; and what `Source.read` raises.
+    """
+    url, samples = tar.source.name(tar.file.path), list[Sample]()
     try:
-        text = member.text if member else ""
+        file: Any = _Headers(tar)
+        # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
+        with tarfile.open(fileobj=file, mode="r:") as opened:
+            # Only neighbours belong together: the same key further on is another sample.
+            for key, members in groupby(_regular(opened), _key_of):
+                sample = {member.name.lower(): member for member in members}
+                images = [one for name, one in sample.items() if key and name.endswith(endings)]
+                if len(images) > 1:
+                    raise DataError(
+                        f"the sample {tar.name(key)} has {len(images)} images, {images[0].name} "
+                        f"and {images[1].name}; say which: extensions=[...]",
+                        "several images",
+                        url=tar.name(key),
+                    )
+                for image in images:
+                    label = _label(tar, file, key, sample, where) if where else ""
+                    samples.append((image.name, image.offset_data, image.size, label))
+            # tarfile takes a header that is damaged or cut off for the end, without a word
+            if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
+    except DataError:
+        raise
+    except Exception as error:  # of hostile headers tarfile raises whatever they lead to
+        # The text of a hostile file's error may be empty.
+        reason = without_controls(str(error)) or type(error).__name__
+        raise DataError(
+            f"{url} is damaged, or no tar file that can be read by parts ({reason}); pack it "
+            "again, without compression",
+            "no tar",
+            url=url,
+        ) from None
+    return samples
+
+
+def _regular(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for member in opened:
+        # tarfile would go back to a header it has read, and so for ever
+        if member.size < 0 or opened.offset < member.offset_data:
+            raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
+        # Its bytes in the tar are not its contents, so a range would be wrong.
+        if member.isreg() and member.sparse is not None:
+            raise tarfile.ReadError(f"{member.name} is a sparse file")
+        if member.isreg():
+            yield member
+
+
+def _key_of(member: tarfile.TarInfo) -> str:
+    match = _KEY.fullmatch(member.name)
+    return match[1] if match else ""
+
+
+def _label(
+    tar: Tar, file: _Headers, key: str, sample: Mapping[str, tarfile.TarInfo], where: str
+) -> str:
+    """The label of a sample, in its member with that suffix."""
+    suffix, _, field = where.partition(":")
+    member = sample.get(f"{key}{suffix}".lower())
+    if member and member.size > _MAX_TEXT_BYTES:
+        raise tarfile.ReadError(f"the label {member.name} has {member.size:,} bytes")
+    try:
+        content = file.at(member.offset_data, member.size) if member else b""
+        text = content.decode(errors="replace")
         label = json.loads(text)[field] if field else text.strip()
         # A bool is an int for Python, but nobody means a class "True".
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
@@ -202,65 +237,6 @@ def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field:
             "no label",
             url=url,
         ) from None
-
-
-# ---- headers --------------------------------------------------------------------------------
-
-
-def _kept_members(tar: Tar, suffix: str) -> list[Member]:
-    """The members of a tar, and the contents of those that end in `suffix` ("" for none); from the
-    cache folder, if it has a version and was read before.
-
-    Raises DataError for a damaged tar or a folder that cannot be made, and what `Source.read` does.
-    """
-    url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
-    if not version:
-        return _members(tar, suffix)
-    key = f"{url}\0{size} {version} {suffix}"
-    packed = kept(
-        cache_folder("tars"), _KEPT_BYTES, key, lambda: json.dumps(_members(tar, suffix)).encode()
-    )
-    return [Member(*row) for row in json.loads(packed)]
-
-
-def _members(tar: Tar, suffix: str) -> list[Member]:
-    """By its headers. Raises DataError if it is damaged or compressed."""
-    name = tar.source.name(tar.file.path)
-    members = []
-    try:
-        file: Any = _Headers(tar)
-        # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
-        with tarfile.open(fileobj=file, mode="r:") as opened:
-            for found in opened:
-                # tarfile would go back to a header it has read, and so for ever
-                if found.size < 0 or opened.offset < found.offset_data:
-                    raise tarfile.ReadError(f"a negative size at byte {found.offset:,}")
-                if not found.isreg():
-                    continue
-                # Its bytes in the tar are not its contents, so a range would be wrong.
-                if found.sparse is not None:
-                    raise tarfile.ReadError(f"{found.name} is a sparse file")
-                is_text = suffix and found.name.lower().endswith(suffix)
-                if is_text and found.size > _MAX_TEXT_BYTES:
-                    raise tarfile.ReadError(f"the label {found.name} has {found.size:,} bytes")
-                content = file.at(found.offset_data, found.size) if is_text else b""
-                text = content.decode(errors="replace")
-                members.append(Member(found.name, found.offset_data, found.size, text))
-            # tarfile takes a header that is damaged or cut off for the end, without a word
-            if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
-                raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
-    except DataError:
-        raise
-    except Exception as error:  # of hostile headers tarfile raises whatever they lead to
-        # The text of a hostile file's error may be empty.
-        reason = without_controls(str(error)) or type(error).__name__
-        raise DataError(
-            f"{name} is damaged, or no tar file that can be read by parts ({reason}); pack it "
-            "again, without compression",
-            "no tar",
-            url=name,
-        ) from None
-    return members
 
 
 class _Headers:

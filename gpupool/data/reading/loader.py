@@ -20,9 +20,8 @@ import torch
 
 from gpupool.core.machine.limits import little_shared_memory
 from gpupool.data import device as devices
-from gpupool.data.reading.collate import Batch, Collate
+from gpupool.data.reading.batches import Batch, Collate, Reading, Rows, is_table
 from gpupool.data.reading.processes import Workers, unread
-from gpupool.data.reading.rows import Reading, Rows, is_table
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.subsets import opened

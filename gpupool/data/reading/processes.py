@@ -26,8 +26,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
 from gpupool.core.machine.processes import die_with
-from gpupool.data.reading.collate import Collate
-from gpupool.data.reading.rows import Reading, Rows
+from gpupool.data.reading.batches import Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads

@@ -1,6 +1,6 @@
 """Reads ahead by threads. Runs on engines.
 
-    64 threads fetch; of these as many decode as there are cores; the last of a batch makes it
+    64 threads fetch ──> as many decode as there are cores; the last of a batch makes it ──> next()
 
 The thread that asks for batches may be interrupted anywhere, in the middle of Python's own locks
 too. So it takes none that others need: it puts into queues and gets from them, which are written in
@@ -23,8 +23,7 @@ import torch
 from gpupool.core.errors import SampleError
 from gpupool.data import device as devices
 from gpupool.data.reading.augmentation import generators, keyed_draws, restore
-from gpupool.data.reading.collate import Batch
-from gpupool.data.reading.rows import Reading, made
+from gpupool.data.reading.batches import Batch, Reading, made
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import tensors
@@ -146,14 +145,17 @@ class _Batch:
         self.done: SimpleQueue[Batch | _Raised | None] = SimpleQueue()
 
 
+_Place = tuple[_Batch, int]  # a sample of a batch
+
+
 class _Threads:
     """What the threads of one reading share."""
 
     def __init__(self, dataset: Samples, reading: Reading) -> None:
         self._dataset, self._reading = dataset, reading
         self._length = len(dataset)
-        self._asked: SimpleQueue[tuple[_Batch, int] | None] = SimpleQueue()  # samples of batches
-        self._permits: SimpleQueue[None] = SimpleQueue()  # to decode: one for each core
+        self._asked: SimpleQueue[_Place | None] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[_Place, Any] | None] = SimpleQueue()
         self._started: SimpleQueue[None] = SimpleQueue()
         self.running: list[threading.Thread] = []
         self._is_closed = False
@@ -161,14 +163,13 @@ class _Threads:
     def start(self, num_samples: int) -> None:
         """Start them: many fetch, as many decode as there are cores."""
         num_cores = torch.get_num_threads()
-        num = min(NUM_FETCH_THREADS, num_samples)
-        self.running = start_threads(THREAD_NAME, self._run, num)
-        for _ in self.running:
+        num_fetching = min(NUM_FETCH_THREADS, num_samples)
+        self.running = start_threads(THREAD_NAME, self._fetch, num_fetching)
+        self.running += start_threads(THREAD_NAME, self._decode, num_cores)
+        for _ in range(num_cores):
             self._started.get()
         # What a thread sets for itself is also the default of threads that are yet to come.
         torch.set_num_threads(num_cores)
-        for _ in range(num_cores):
-            self._permits.put(None)
 
     def read(self, indices: Indices) -> _Batch:
         """Begin to read a batch."""
@@ -183,35 +184,46 @@ class _Threads:
         """End them: those that wait for work at once, others when they come back."""
         self._is_closed = True
         self._asked.put(None)
+        self._fetched.put(None)
 
-    def _run(self) -> None:
+    def _fetch(self) -> None:
         try_until(lambda: self._is_closed)
+        while (asked := self._asked.get()) is not None and not self._is_closed:
+            batch, number = asked
+            try:
+                row = int(batch.indices[number]) % self._length
+                self._fetched.put((asked, self._dataset.fetch(row)))
+            except BaseException as error:  # raised again in the thread that asks
+                self._fetched.put((asked, _Raised(error)))
+            del asked, batch
+        self._asked.put(None)
+
+    def _decode(self) -> None:
         # Each image is worked on by one thread, as there are more of them.
         torch.get_num_threads()  # the first use in a thread takes over the default
         torch.set_num_threads(1)
         self._started.put(None)
-        while (asked := self._asked.get()) is not None and not self._is_closed:
-            batch, number = asked
+        while (fetched := self._fetched.get()) is not None and not self._is_closed:
+            (batch, number), content = fetched
             try:
-                batch.samples[number] = self._sample(int(batch.indices[number]))
+                batch.samples[number] = self._sample(int(batch.indices[number]), content)
                 if next(batch.left) == 0:
                     devices.of(self._reading.device).make_current()  # as above
                     batch.done.put(made(batch.samples, batch.indices, self._reading, keyed_draws))
             except BaseException as error:  # as above
                 batch.done.put(_Raised(error))
-            del asked, batch
-        self._asked.put(None)
+            del fetched, batch, content
+        self._fetched.put(None)
 
-    def _sample(self, index: int) -> Any:
+    def _sample(self, index: int, fetched: Any) -> Any:
         number, row = divmod(index, self._length)
         try:
-            fetched = self._dataset.fetch(row)
-            self._permits.get()
-            try:
-                return self._dataset.decode(row, fetched, numbered(self._reading.draw, number))
-            finally:
-                self._permits.put(None)
+            if isinstance(fetched, _Raised):
+                raise fetched.error
+            return self._dataset.decode(row, fetched, numbered(self._reading.draw, number))
         except SampleError as error:
             if not self._reading.skip:
                 raise
             return Skipped.of(error)
+        finally:
+            del fetched

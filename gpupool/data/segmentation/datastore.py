@@ -17,9 +17,8 @@ from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
-from gpupool.data.datastores.images import find_files, table
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, find_files, table
 from gpupool.data.datastores.preview import Preview, make_preview
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS
 from gpupool.data.reading.samples import Draw, tried
 from gpupool.data.segmentation.masks import (
     NUM_IDS,

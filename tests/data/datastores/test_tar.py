@@ -153,7 +153,10 @@ HOSTILE = {  # what follows a good sample, and what the error shows
     "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), " -512 bytes"),
     "a long header": (member("p", b"1" * (1 << 20), b"x"), " 1,048,576 bytes"),
     "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), ""),
-    "a long label": (member("2.json", bytes(1 << 25)), " 33,554,432 bytes"),
+    "a long label": (
+        member("2.png", image_file()) + member("2.json", bytes(1 << 25)),
+        " 33,554,432 bytes",
+    ),
 }
 
 

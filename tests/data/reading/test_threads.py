@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import DataError, SampleError
+from gpupool.data.reading.batches import Reading
 from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.rows import Reading
 from gpupool.data.reading.samples import Skipped
 from gpupool.data.reading.threads import read_ahead
 from tests.data.reading.points import (
@@ -30,8 +30,8 @@ from tests.data.reading.points import (
     join_loaders,
     num_threads,
     open_when,
-    until,
 )
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,7 +83,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
     loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
     for _ in range(3):
         next(loading)
-    until(lambda: len(dataset.fetched) >= 192)
+    until(lambda: len(dataset.fetched) >= 192, TIMEOUT_S)
     time.sleep(0.05)  # what it should not do has no event
     assert len(dataset.fetched) <= 3 * 4 + 192  # taken, and under way
     loading.close()
@@ -109,7 +109,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs_and_ends_the_other_threads
     assert dataset.reached.wait(TIMEOUT_S)
     loading.close()
     assert not dataset.gate.is_set()
-    until(lambda: num_threads() <= 50)  # only those in the store
+    until(lambda: num_threads() <= 50, TIMEOUT_S)  # only those in the store
     dataset.gate.set()
 
 
@@ -138,7 +138,8 @@ INTERRUPTED = """
 import signal, threading, time
 import numpy as np
 from gpupool.data.reading.loader import load_batches
-from tests.data.reading.points import Points, num_threads, until
+from tests.data.reading.points import Points, num_threads
+from tests.support.processes import until
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 random = np.random.default_rng(0)
@@ -153,7 +154,7 @@ for _ in range(30):
         time.sleep(1)
     except KeyboardInterrupt:
         interrupts += 1
-    until(lambda: num_threads() == 0)
+    until(lambda: num_threads() == 0, 40.0)
 dataset = Points(3000, closed_from=0)
 hanging = load_batches(dataset, wanted)
 

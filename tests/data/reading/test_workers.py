@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from gpupool.core.errors import DataError
 from gpupool.data.reading import loader
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.loader import load_batches, num_workers_for
 from gpupool.data.reading.samples import Draw
 from tests.data.reading.drawing import NUM, Bad, Drawing, Hanging, Opening, Plain

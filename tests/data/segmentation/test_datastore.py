@@ -163,13 +163,10 @@ def test_bad_pairs_are_found(folder: Path) -> None:
 
 
 def test_a_preview_shows_the_mask_over_the_image(ds: SegmentationDatastore) -> None:
-    picture = ds.preview(1)[0]
-    shown = np.asarray(Image.open(io.BytesIO(picture.png)).convert("RGB")).astype(int)
-    image, mask = expected(0)
-    plain = image.permute(1, 2, 0).numpy()
-    is_odd = mask.numpy() == 1
-    assert np.array_equal(shown[~is_odd], plain[~is_odd])
-    assert (np.abs(shown[is_odd] - plain[is_odd]).max(-1) > 50).all()
+    shown = np.asarray(Image.open(io.BytesIO(ds.preview(1)[0].png)).convert("RGB")).astype(int)
+    image, is_odd = expected(0)[0].permute(1, 2, 0).numpy(), expected(0)[1].numpy() == 1
+    assert np.array_equal(shown[~is_odd], image[~is_odd])
+    assert (np.abs(shown[is_odd] - image[is_odd]).max(-1) > 50).all()
 
 
 def test_patches_are_cut_at_the_same_place_of_both(ds: SegmentationDatastore) -> None:

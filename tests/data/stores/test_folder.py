@@ -7,6 +7,7 @@ import http.server
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from gpupool.core.errors import (
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef, visible
 from gpupool.data.stores.writable import Target
-from tests.data.stores_read import read_many
 from tests.support.raising import raises
 
 NAMES = ("in/a/1.txt", "in/b/2.txt")
@@ -69,7 +69,8 @@ def test_stores_of_all_kinds_are_listed_and_read(files: Path, web: str, url: str
     assert (folder.read(one, 3, 4), folder.read(one, 8)) == (b"3456", b"89")
     with raises(MissingSampleError, "a/3.txt"):
         folder.read(FileRef("a/3.txt", 10))
-    assert read_many(folder, paths * 20) == [CONTENT] * 40
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(folder.read, found * 20)) == [CONTENT] * 40
 
 
 def test_what_is_hidden_or_marks_a_folder_is_left_out() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -123,12 +121,3 @@ def test_with_ordinary_options_obstore_lists(folder: Folder) -> None:
     ]
     assert all(quickly(Folder("s3a://listed/c0", options)) for options in ordinary)
     assert not any(quickly(Folder("s3://listed/c0", options)) for options in others)
-
-
-def test_obstore_is_loaded_when_s3_is_read_and_not_before() -> None:
-    program = (
-        "import sys, gpupool; from gpupool.data.stores import folder\n"
-        "folder.Folder('s3://chain/in'); print({'obstore', 's3fs', 'fsspec'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "set()\n"

@@ -14,7 +14,6 @@ import pytest
 from gpupool.core.errors import DataError
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
-from tests.data.stores_read import profile
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
 
@@ -29,6 +28,12 @@ def bucket(s3: SeaweedServer) -> str:
 
 
 A = FileRef("a.txt", 0)
+
+
+def profile(folder: Path, text: str) -> dict[str, str]:
+    """The variable that makes botocore read `text` as its configuration."""
+    (folder / "config").write_text(text)
+    return {"AWS_CONFIG_FILE": str(folder / "config")}
 
 
 def test_keys_of_a_file_that_were_replaced_are_found_after_a_refusal(
