@@ -83,7 +83,7 @@ class Checkpoints:
         be mixed up with.
         """
         self.target.check()
-        ends = {name: self.target.end(name, len(_MARK))[0] for name in self.names()}
+        ends = {name: self.target.end(name, len(_MARK)) for name in self.names()}
         own = {name for name in ends if ends[name] == _MARK and name not in self.passed_over}
         self._replaced = {name for name in own if step_of(name) > step}
         self._own = own - self._replaced
