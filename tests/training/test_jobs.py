@@ -32,7 +32,7 @@ def test_what_an_import_gives_travels_by_its_name(
     try:
         exec("from log_of_test import log\ndef noisy(info): log.info('step {}', info.step)", space)
         notebook = Notebook(space, str)
-        source, view = "log.info('rank {}', rank)", QuietView("everything")
+        source, view = "log.info('rank {}', rank)", QuietView()
         result = SpmdRun(pool2, source, (0, 1), view, notebook=notebook).result()
         assert [result.text(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
         settings = {"callbacks": space["noisy"], "epochs": 1, "batch_size": 8}
