@@ -36,7 +36,7 @@ NEVER_AT_IMPORT = {
     "pool": {"torch", "ipywidgets", "anywidget", "IPython"},
     "spmd": {"torch", "ipywidgets", "anywidget", "IPython"},
     "training": {"torch", "ipywidgets", "anywidget", "IPython"},
-    "check": {"torch", "ipywidgets", "anywidget", "IPython"},
+    "check": {"ipywidgets", "anywidget", "IPython"},
     "notebook": {"torch"},
 }
 KNOW_IPYPARALLEL = {

@@ -1,7 +1,4 @@
-"""Whether a pool comes up on several hosts, stage by stage. Runs on the client.
-
-python -m gpupool check lab
-"""
+"""Whether a pool comes up on several hosts, stage by stage. Runs on the client."""
 
 from __future__ import annotations
 
@@ -22,59 +19,51 @@ STAGES = (
 )
 _NUM_MIB = 64
 _PAGE = """import fsspec
+bucket, _, prefix = {place!r}.partition("/")
 files = fsspec.filesystem("s3")
-files.call_s3("list_objects_v2", Bucket={bucket!r}, Prefix={prefix!r})["KeyCount"]"""
+files.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix)["KeyCount"]"""
 
 
-def run(name: str, place: str = "") -> int:
+def run(name: str, url: str | None) -> int:
     """Start a pool on `name`, try it and stop it: a line for each stage, up to one that fails.
 
-    The first rank of each host lists a page of `place`, BUCKET or BUCKET/PREFIX. Gives the exit
-    status; OptionsError: nothing was started.
+    The first rank of each host lists a page of `url`. Gives the exit status.
     """
     stages, began = iter(STAGES), time.monotonic()
-
-    def show(verdict: str, text: str) -> None:
-        seconds = time.monotonic() - began
-        print(f"{verdict:>4}  {next(stages)} ({seconds:.1f} s): {text}", flush=True)
-
     try:
-        for found in _tried(name, place):
-            show("ok", found)
+        for found in _tried(name, url):
+            seconds = time.monotonic() - began
+            print(f"  ok  {next(stages)} ({seconds:.1f} s): {found}", flush=True)
             began = time.monotonic()
     except errors.OptionsError:
         raise
     except errors.GpuPoolError as error:
-        show("FAIL", str(error))
+        print(f"FAIL  {next(stages)}: {error}", flush=True)
         return 1
     return 0
 
 
-def _tried(name: str, place: str) -> Iterator[str]:
+def _tried(name: str, url: str | None) -> Iterator[str]:
     """What was found of each of `STAGES`, in this order; raises the error of one that fails."""
     tell = functools.partial(print, "     ", file=sys.stderr, flush=True)  # who waits for a queue
     with gpupool.start(name, progress=tell) as pool:
-        n, hosts = pool.world_size, pool.hosts()
-        yield f"{len(hosts) or 1} hosts, {n} ranks"
+        hosts = pool.hosts()
+        yield f"{len(hosts) or 1} hosts, {pool.world_size} ranks"
         yield ", ".join(map(" ".join, versions().items()))  # on all: else there is no pool
         for what in ("gpus", "address"):
             found = [f"{host.name}: {getattr(host, what) or 'none'}" for host in hosts]
             yield "; ".join(found) or "this machine alone"
         yield f"{len(hosts) * (len(hosts) - 1) // 2}, connected when the pool started"
         yield str(pool.run(cells.group_seen, timeout_s=60.0)[0][1])
-        sums = pool.run(cells.sums, _NUM_MIB * cells.MIB, timeout_s=300.0)
+        sums = pool.run(cells.sums, _NUM_MIB, timeout_s=300.0)
         if wrong := {rank: names for rank, (names, _) in sums.items() if names}:
             raise errors.PoolError(f"wrong sums by rank: {wrong}")
-        # as NCCL's own tests count it: what each rank has to send and receive
-        bus = min(speed for _, speed in sums.values()) * 2 * (n - 1) / n
-        by = hosts[0].nccl if hosts else ""
-        yield f"{_NUM_MIB} MiB at {bus:.2g} GB/s (bus) {by}".rstrip()
-        if place:
+        bus = min(speed for _, speed in sums.values())
+        yield f"{_NUM_MIB} MiB at {bus:.2g} GB/s (bus) {hosts[0].nccl if hosts else ''}".rstrip()
+        if url is not None:
             with contextlib.suppress(errors.CredentialsError):  # a host may have a role of its own
                 pool.propagate_env(aws=True)
-            bucket, _, prefix = place.partition("/")
             first = [rank.rank for rank in pool.ranks if rank.local_rank == 0]
-            page = pool.run(
-                _PAGE.format(bucket=bucket, prefix=prefix), ranks=first, timeout_s=120.0
-            )
-            yield f"{page[first[0]]} names in a page of s3://{place}"
+            source = _PAGE.format(place=url.removeprefix("s3://"))
+            names = pool.run(source, ranks=first, timeout_s=120.0)
+            yield f"{names[first[0]]} names in a page of {url}"

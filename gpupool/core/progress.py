@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 AFTER_S = 1.0  # what is over sooner needs no bar
 EVERY_S = 0.2
@@ -27,7 +27,7 @@ EVERY_S = 0.2
 BYTES = "B"  # the unit that is written as MB, GB
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Course:
     """How far one thing is, at one moment.
 
@@ -46,15 +46,9 @@ class Course:
     on_any_rank: bool = False
 
 
-class Drawing(Protocol):
-    """What shows one course to somebody."""
-
-    def __call__(self, course: Course) -> None:
-        """Draw it as it is now; called one at a time, the last time when it is over."""
-
-
+Drawing = Callable[[Course], None]
+"""Draws a course as it is now: called one at a time, the last time when it is over."""
 Opening = Callable[[Course], Drawing | None]
-
 _opening: list[Opening] = []
 
 
@@ -90,33 +84,30 @@ class Progress:
         after_s: float = AFTER_S,
         draw: Drawing | None = None,
     ) -> None:
-        self._what, self._on_any_rank = what, on_any_rank
-        self._done, self._total = 0, total
-        self._unit, self._note = unit, ""
+        self._course = Course(what, 0, total, unit, "", 0.0, on_any_rank=on_any_rank)
         self._clock = clock
         self._began_at = clock() - elapsed_s
         self._next_at = self._began_at + after_s
         self._drawing = draw
-        self._draws = True
         self._lock = threading.Lock()
         self._over = threading.Event()
 
     def update(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many; None: of as many as was said before."""
-        self._done = done
+        self._course.done = done
         if total is not None:
-            self._total = total
+            self._course.total = total
 
     def advance(self, number: int = 1, *, and_tick: bool = False) -> None:
         """So many more are done; `and_tick` draws it in this thread, if it is time."""
         with self._lock:
-            self._done += number
+            self._course.done += number
         if and_tick:
             self.tick()
 
     def tell(self, note: str) -> None:
         """Which part of it runs."""
-        self._note = note
+        self._course.note = note
 
     def start(self) -> None:
         """Draw automatically from now on, in a thread of its own, until `close`."""
@@ -126,18 +117,16 @@ class Progress:
     def tick(self) -> None:
         """Draw it, if it is time."""
         with self._lock:
-            if self._over.is_set() or self._clock() < self._next_at:
-                return
-            self._next_at = self._clock() + EVERY_S
-            self._draw()
+            if not self._over.is_set() and self._clock() >= self._next_at:
+                self._next_at = self._clock() + EVERY_S
+                self._draw()
 
     def close(self) -> None:
         """It is over: what was drawn goes away. May be called again."""
         with self._lock:
-            if self._over.is_set():
-                return
+            was_over = self._over.is_set()
             self._over.set()
-            if self._drawing is not None:
+            if self._drawing is not None and not was_over:
                 self._draw()
 
     def _run(self) -> None:
@@ -147,28 +136,20 @@ class Progress:
             wait_s = EVERY_S
 
     def _draw(self) -> None:
-        elapsed_s = self._clock() - self._began_at
-        course = Course(
-            self._what,
-            min(self._done, self._total) if self._total else self._done,  # a last batch is smaller
-            self._total,
-            self._unit,
-            self._note,
-            elapsed_s,
-            self._over.is_set(),
-            self._on_any_rank,
-        )
+        elapsed_s, done = self._clock() - self._began_at, self._course.done
+        done = min(done, self._course.total or done)  # a last batch is smaller
+        course = replace(self._course, done=done, elapsed_s=elapsed_s, is_over=self._over.is_set())
         try:
-            if self._draws and self._drawing is None and not _is_worker():
-                self._drawing = _opening[0](course) if _opening else None
-            self._draws = self._drawing is not None
+            if self._drawing is None and _opening and not _is_worker():
+                self._drawing = _opening[0](course)
             if self._drawing is not None:
                 self._drawing(course)
+                return
         except (OSError, ValueError):  # a stream that was closed: nobody looks any more
-            self._drawing, self._draws = None, False
+            pass
         except Exception:  # a bar is no reason for the work to fail
-            self._drawing, self._draws = None, False
             logging.getLogger("gpupool").exception("progress could not be drawn")
+        self._drawing, self._next_at = None, math.inf
 
 
 @contextlib.contextmanager

@@ -6,9 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-import sys
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
@@ -18,8 +16,6 @@ CODES = re.compile(
 )
 """The codes that a terminal does not show: the first group has the numbers of a colour's."""
 
-FRESH_LINE = "\r\x1b[K"
-"""What moves the cursor of a terminal to the start of its line."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -57,108 +53,40 @@ def shows_colours(stream: TextIO) -> bool:
 
 
 class DrawnLine:
-    """A line of a terminal that is drawn over itself; of several the newest is seen.
+    """A line of a terminal that is drawn over itself, as tqdm does it.
 
-    What others write to stdout or stderr meanwhile pushes it aside: lines continue above it. Any
-    thread may call its methods. They raise what writing to the stream raises.
+    Whole lines, by `cleared`, come above it. Any thread may call its methods. They raise what
+    writing to the stream raises.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream._stream if isinstance(stream, _Guarded) else stream
-        self._shown = ""
+        self._stream = stream
+        self._bar: Any = None  # while it is seen
 
     def draw(self, text: str) -> None:
         """Show this, as far as it fits: a line that wraps could not be drawn over."""
-        with _lock:
-            if self not in _lines:
-                if _lines:
-                    _lines[-1]._shown = ""  # it is covered
-                _lines.append(self)
-            text = text[: width()]
-            if _lines[-1] is not self or text == self._shown:
-                return
-            _guard()
-            if not _Guarded.is_unfinished:
-                self._write(text)
+        from tqdm import tqdm  # `%load_ext gpupool` does not wait for it
+
+        text = text[: width()]
+        if self._bar is None:
+            self._bar = tqdm(desc=text, bar_format="{desc}", file=self._stream, leave=False)
+        else:
+            self._bar.set_description_str(text)
 
     def close(self) -> None:
-        """Wipe it; the one that it covered is seen when it is drawn next."""
-        with _lock:
-            if self in _lines:
-                if self._shown:
-                    self._write("")
-                _lines.remove(self)
-            if not _lines:
-                _unguard()
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(FRESH_LINE + text)
-            self._stream.flush()
-        except (OSError, ValueError):  # it was closed
-            _lines.remove(self)
-            raise
-        self._shown = text
-
-
-_lines: list[DrawnLine] = []  # the newest is last
-_lock = threading.RLock()
+        """Wipe it."""
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            bar.close()
 
 
 @contextlib.contextmanager
 def cleared(stream: TextIO) -> Iterator[TextIO]:
-    """`stream`, for whole lines: no drawn line is in their way; it comes again in a moment."""
-    with _lock:
-        _wipe()
+    """`stream`, for whole lines: what is drawn, also by tqdms of the user, makes room for them."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=stream):
         yield stream
-
-
-def _wipe() -> None:
-    if _lines and _lines[-1]._shown:
-        with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
-            _lines[-1]._write("")
-
-
-class _Guarded:
-    """A stream of the terminal, for all who know it as stdout or stderr while a line is drawn."""
-
-    is_unfinished = False  # somebody has written part of a line, which must not be drawn over
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write it where the drawn line was."""
-        with _lock:
-            if _lines and text:
-                _wipe()
-                _Guarded.is_unfinished = not text.endswith("\n")
-            return self._stream.write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write each of them."""
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _guard() -> None:
-    """Have what is written to stdout and stderr push the drawn line aside."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if has_cursor(stream) and not isinstance(stream, _Guarded):
-            setattr(sys, name, _Guarded(stream))
-
-
-def _unguard() -> None:
-    """Nothing is drawn any more. Who has kept a guarded stream meanwhile may continue with it."""
-    _Guarded.is_unfinished = False
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, _Guarded):
-            setattr(sys, name, stream._stream)
 
 
 def width() -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
 from gpupool.data.reading import loader
@@ -24,11 +25,10 @@ from gpupool.engine.batches.form import form_of, main_output
 from gpupool.engine.batches.share import Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import received
-from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
+from gpupool.engine.metrics.evaluation import Evaluation, each_share
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import labelled, likeliest
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss, require_outputs
-from gpupool.engine.numerics.model_loss import NO_CLASS
 from gpupool.engine.process import pool_folder
 
 
@@ -60,12 +60,11 @@ def evaluate(sent: Job) -> dict[str, float]:
     loss = NO_LOSS
     if job.loss is not None:
         loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
-    metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
+    metrics = make_metrics(job.metrics, scored=loss.scored, ignored=loss.ignored)
     found = Evaluation(loss, world, job.options, metrics)
     _pass(job, world, found.add)
-    total, count, *_ = world.sum(found.sums).tolist()
-    values = {} if job.loss is None else {"loss": mean_loss(total, count)}
-    return values | metrics.compute(world)
+    values = found.values()
+    return values.metrics if job.loss is None else {"loss": values.loss, **values.metrics}
 
 
 def confusion(sent: Job) -> list[list[int]] | None:

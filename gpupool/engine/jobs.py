@@ -6,7 +6,7 @@ copy them several times.
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,17 +40,14 @@ def train(call: Train) -> Reply[TrainReply]:
     if call.again:
         job = replace(job, options=resuming(job.options, world))
     stops_at_once = partial(control.stops_at_once, call.job.name)
-    with (
-        deterministic(job.options.deterministic),
-        closing(RankReport(this_rank().rank, world.device, emit)) as rank_report,
-    ):
+    with deterministic(job.options.deterministic):
         found = fit(
             **vars(job),
             world=world,
             emit=emit,
             stop_requested=partial(control.stop_requested, call.job.name),
             stops_at_once=stops_at_once,
-            rank_report=rank_report,
+            rank_report=RankReport(this_rank().rank, world.device, emit),
         )
     if world.rank == 0:
         with (
@@ -59,8 +56,7 @@ def train(call: Train) -> Reply[TrainReply]:
             (pool_folder() / call.result_name).open("w+b") as file,
         ):
             save(found.model.state_dict(), file)
-    scale = found.normalization
-    reply = TrainReply(scale and (scale.mean, scale.std), found.input_shape)
+    reply = TrainReply(found.network.normalization, found.network.input_shape)
     # an interrupt has aborted the collectives of the group
     return Reply(reply, group_wanting=stops_at_once())
 

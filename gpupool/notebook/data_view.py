@@ -1,11 +1,13 @@
-"""Pictures of what a datastore holds, and the table of what is wrong in it. Runs on the client."""
+"""Pictures of what a datastore holds, and the table of what is wrong in it. Runs on the client.
+
+They are `Any` here: this folder does not import `gpupool.data`, where they are made.
+"""
 
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Protocol
+from typing import Any
 
 from gpupool.notebook.page import markup
 
@@ -19,51 +21,21 @@ _NO_PICTURE = (
 )
 
 
-class PictureLike(Protocol):
-    """One picture of a preview: `gpupool.data.datastores.preview.Picture`."""
-
-    png: bytes
-    label: str
-    url: str
-    width: int
-    height: int
-    problem: str
-
-
-# Protocols: `notebook` imports core, pool, spmd and training alone (tests/test_house.py).
-class PreviewLike(Protocol):
-    """`gpupool.data.datastores.preview.Preview`, which this folder does not import."""
-
-    title: str
-
-    def __iter__(self) -> Any: ...
-
-
-class CheckLike(Protocol):
-    """`gpupool.data.datastores.check.CheckResult`, which this folder does not import."""
-
-    HEADER: Sequence[str]
-
-    def shown(self) -> tuple[str, Iterable[Sequence[str]]]: ...
-
-
-def preview_html(preview: PreviewLike) -> str:
+def preview_html(preview: Any) -> str:
     """A grid of pictures, each over its label; all is in the page, so a saved notebook has it."""
     tiles = "".join(map(_tile, preview))
     return markup.card(f"<div>{tiles}</div>", markup.muted(preview.title))
 
 
-def check_html(result: CheckLike) -> str:
+def check_html(result: Any) -> str:
     """The summary, and a table of the images that cannot be used."""
     summary, rows = result.shown()
     listed = list(rows)
-    parts = [f"<div>{escape(summary)}</div>"]
-    if listed:
-        parts.append(markup.table(result.HEADER, listed))
-    return markup.card(*parts)
+    table = markup.table(result.HEADER, listed) if listed else ""
+    return markup.card(f"<div>{escape(summary)}</div>", table)
 
 
-def _tile(picture: PictureLike) -> str:
+def _tile(picture: Any) -> str:
     label = escape(picture.label)
     if picture.problem:
         shown = f'<div style="{_NO_PICTURE}">{escape(picture.problem)}</div>'

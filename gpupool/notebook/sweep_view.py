@@ -10,7 +10,7 @@ from html import escape
 
 from gpupool.core.formatting import NONE, duration, measured, short_name
 from gpupool.core.terminal import cleared, plain
-from gpupool.notebook.drawing import svg
+from gpupool.notebook.monitor import svg
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
@@ -116,11 +116,11 @@ def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     if not points:
         return NONE
     high = curve.high if curve.high > curve.low else curve.low + (abs(curve.low) or 1)
-    x = svg.scale({"low": 0, "high": max(last_step, 1)}, _EDGE, _WIDTH - _EDGE)
-    y = svg.scale({"low": curve.low, "high": high}, _HEIGHT - _EDGE, _EDGE)
+    x = svg.scale(svg.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
+    y = svg.scale(svg.Axis(curve.low, high), _HEIGHT - _EDGE, _EDGE)
     line = svg.polyline(points, x, y, 'stroke="currentColor"') + svg.markers(points[-1:], x, y)
     label = f"{curve.count} reports, the last {measured(metric, points[-1][1])}"
-    return f'<div style="width:{_WIDTH}px">{svg.drawing(line, _WIDTH, _HEIGHT, label)}</div>'
+    return f'<div style="width:{_WIDTH}px">{svg.picture(line, _WIDTH, _HEIGHT, label)}</div>'
 
 
 def _summary(progress: SweepProgress) -> list[str]:

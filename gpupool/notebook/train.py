@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpupool.core.options.training_options import TrainingOptions, merged, with_keywords
 from gpupool.core.wire.environ import note_use
 from gpupool.notebook.cells.line_view import LineView
+from gpupool.notebook.cells.picture import Look
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
 from gpupool.pool.variables.composite import value_of
@@ -94,7 +95,7 @@ def train(
         nonlocal prints
         show_training(run, options.progress, waits=wait)
         if wait:
-            prints = LineView(list(run.outputs), show_values=False)
+            prints = LineView(list(run.outputs), Look(show_values=False))
             run.on_print = prints.on_output
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)

@@ -75,11 +75,6 @@ class Pool(Ranks):
         return self.placement.ranks
 
     @property
-    def training_ranks(self) -> tuple[int, ...]:
-        """The ranks that train: those with a GPU, or all."""
-        return self.placement.training_ranks
-
-    @property
     def backend(self) -> str:
         """That of the group of all ranks."""
         return self.placement.backend
@@ -287,10 +282,7 @@ class Pool(Ranks):
         return bool(found)
 
     def sync_from(
-        self,
-        rank: int,
-        *names: str,
-        ranks: str | int | Iterable[int] | None = None,
+        self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
     ) -> tuple[int, ...]:
         """Give names on every other rank, or on `ranks`, the meaning they have on `rank`: after a
         rank was replaced, `pool.sync_from(0, "model", "optimizer", "scheduler")`.

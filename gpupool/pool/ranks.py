@@ -106,6 +106,11 @@ class Ranks:
         """Number of ranks."""
         return len(self.placement.ranks)
 
+    @property
+    def training_ranks(self) -> tuple[int, ...]:
+        """The ranks that train, and that tasks run on: those with a GPU, or all."""
+        return self.placement.training_ranks
+
     def select(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
         """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
         if ranks is None:
@@ -201,10 +206,7 @@ class Ranks:
             self._begin_to_mend()
 
     def restart(
-        self,
-        ranks: str | int | Iterable[int] | None = None,
-        *,
-        progress: Progress = unheard,
+        self, ranks: str | int | Iterable[int] | None = None, *, progress: Progress = unheard
     ) -> None:
         """End the engines of some ranks, or of all, and start new ones in their place.
 

@@ -29,6 +29,8 @@ class SpmdResult(Mapping[int, Any]):
     ) -> None:
         self.elapsed_s = elapsed_s
         self.cell_number = cell_number
+        # The notebook's number of the cell that has shown it, and what of it; set by a view.
+        self.shown: tuple[int, Any] = (-1, "nothing")
         self.outputs = dict(sorted(outputs.items()))
         self._replies = dict(sorted(replies.items()))
         self._values: dict[int, Any] = {}

@@ -185,11 +185,6 @@ class Tasks:
         self._row: deque[Task] = deque()
         self._running: dict[int, Task | None] = {}  # rank -> of those that have a thread
 
-    @property
-    def training_ranks(self) -> Sequence[int]:
-        """The ranks that tasks run on: those with a GPU, or all."""
-        return self.all_ranks.placement.training_ranks
-
     def submit(
         self,
         call: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]],
@@ -219,7 +214,8 @@ class Tasks:
     def _put(self, task: Task, *, first: bool = False) -> None:
         with self._lock:
             (self._row.appendleft if first else self._row.append)(task)
-            free = [rank for rank in self.training_ranks if rank not in self._running]
+            ranks = self.all_ranks.training_ranks
+            free = [rank for rank in ranks if rank not in self._running]
             if free:
                 self._running[free[0]] = None
                 name = f"gpupool-task-{free[0]}"
@@ -251,7 +247,7 @@ def mapped(
     sizes = [len(one) if isinstance(one, Sized) else None for one in iterables]
     total = min((size for size in sizes if size is not None), default=None)
     items = zip(*iterables, strict=False)  # as the built-in map
-    num_ahead = 2 * len(tasks.training_ranks)  # one runs on each rank, and one waits
+    num_ahead = 2 * len(tasks.all_ranks.training_ranks)  # one runs on each rank, and one waits
     row: deque[Task] = deque()
     with progress(getattr(fn, "__name__", "map"), total, "tasks") as bar:
         try:
@@ -281,7 +277,7 @@ class TaskExecutor(Executor):
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
-        self._max_workers = len(tasks.training_ranks)  # libraries look for this name
+        self._max_workers = len(tasks.all_ranks.training_ranks)  # libraries look for this name
         self._submitted: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

@@ -31,16 +31,16 @@ def bind_training(job: TrainingJob) -> TrainingJob:
     whose = "the network does" if known.classes else "the training data do"
     dataset = bound(job.dataset, names, "dataset", whose)
     validation = bound(job.validation, names, "validation", whose)
-    own = None if fits else _scaling_of(dataset)
-    scaling = own or (None if fits else known.normalization)
-    if not fits:
-        _check_scaling("validation", validation, "the training data", scaling)
     labels = labels_of(dataset)
     if labels is not None and len(labels) and (labels == NO_CLASS).all():
         raise TrainingError(
             "the images of dataset have no labels, and training needs them: see labels= of "
             "gpupool.ImageDatastore."
         )
+    own = None if fits else _scaling_of(dataset)
+    scaling = own or (None if fits else known.normalization)
+    if not fits:
+        _check_scaling("validation", validation, "the training data", scaling)
     num_classes = max(_num_outputs(one, job.loss) for one in (dataset, validation))
     is_raw = own is None and (fits or scaling is not None)
     network = NetworkInfo(names, scaling, from_raw=is_raw)
@@ -74,8 +74,7 @@ def bind(job: InferenceJob, what: str) -> InferenceJob:
     metrics = [job.metrics] if isinstance(job.metrics, str) else job.metrics
     are_names = not isinstance(metrics, Mapping) and any(m in CLASS_METRICS for m in metrics)
     loss = "cross_entropy" if what == "confusion" or are_names else job.loss
-    num_classes = _num_outputs(dataset, loss)
-    return replace(job, dataset=dataset, network=known, num_classes=num_classes)
+    return replace(job, dataset=dataset, network=known, num_classes=_num_outputs(dataset, loss))
 
 
 def _scaling_of(dataset: Any) -> Scaling | None:

@@ -28,10 +28,8 @@ class Comparison:
 
     def __repr__(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (self.columns, *self.rows)
-        )
+        lines = [map(str.ljust, row, widths) for row in (self.columns, *self.rows)]
+        return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
@@ -54,18 +52,14 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
             "compare takes results of gpupool.train, and as many names: compare(result1, result2, "
             "names=['a', 'b'])."
         )
-    usual = TrainingOptions()
-    values = {
-        name: [one.options.get(name, written(usual, name)) for one in histories]
-        for name in dict.fromkeys(name for one in histories for name in one.options)
-    }
-    differ = {name: each for name, each in values.items() if len(set(each)) > 1}
-    options = list(zip(*differ.values(), strict=True)) or [()] * len(histories)
-    rows = zip(names, options, histories, strict=True)
-    return Comparison(
-        ("", *differ, *RESULTS),
-        tuple((name, *own, *_results(history)) for name, own, history in rows),
-    )
+    usual, differ = TrainingOptions(), dict[str, list[str]]()
+    for option in dict.fromkeys(name for one in histories for name in one.options):
+        values = [one.options.get(option, written(usual, option)) for one in histories]
+        if len(set(values)) > 1:
+            differ[option] = values
+    results = zip(*map(_results, histories), strict=True)
+    rows = zip(names, *differ.values(), *results, strict=True)
+    return Comparison(("", *differ, *RESULTS), tuple(rows))
 
 
 def _results(history: TrainingHistory) -> tuple[str, ...]:

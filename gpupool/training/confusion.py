@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import percent
-from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.datasets import class_names
 from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
 from gpupool.training.history import many
 from gpupool.training.inputs import with_targets
-from gpupool.training.predict import ask, inference_options
+from gpupool.training.predict import ask, job_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,18 +61,16 @@ class ConfusionMatrix:
 
     def most_confused(self, num: int = 5) -> list[tuple[str, str, int]]:
         """The pairs (true, predicted, how often) that were confused most often, worst first."""
-        wrong = self.counts.copy()
-        np.fill_diagonal(wrong, 0)
-        pairs = [(one, other) for one in self.classes for other in self.classes]
-        counted = zip(pairs, wrong.flatten().tolist(), strict=True)
-        most = sorted(counted, key=lambda one: -one[1])[:num]  # of equal ones the first classes
-        return [(*pair, count) for pair, count in most if count]
+        wrong = self.counts - np.diag(np.diag(self.counts))
+        places = np.argwhere(wrong).tolist()
+        most = sorted(places, key=lambda place: -wrong[*place])[:num]  # of equals the first classes
+        return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in most]
 
     def summary(self) -> str:
         """The whole in one line."""
         share = percent(self.accuracy if self.num_samples else None)
-        samples, classes = many(self.num_samples, "sample"), len(self.classes)
-        return f"accuracy {share} on {samples}, {many(classes, 'class', 'es')}"
+        samples = many(self.num_samples, "sample")
+        return f"accuracy {share} on {samples}, {len(self.classes)} classes"
 
     def __repr__(self) -> str:
         pairs = [f"  {true} taken for {said}: {num:,}" for true, said, num in self.most_confused()]
@@ -104,8 +101,7 @@ def confusion(
         SpmdError: a rank failed.
     """
     dataset = with_targets(dataset, model)
-    options = inference_options("confusion", reading)
-    counts = ask("confusion", pool, InferenceJob(model, dataset, options), Confusion)
+    counts = ask("Counting classes", job_of("confusion", model, dataset, reading), pool, Confusion)
     # A rank without a sample does not know how many classes the network has, and sends None.
     total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)
     if classes is not None and len(classes) != len(total):

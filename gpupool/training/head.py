@@ -40,12 +40,13 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)
         return changed  # type: ignore[no-any-return]
-    for name, old in _heads(changed):
+    for name in _heads(changed):
+        new = _like(changed.get_submodule(name), num_classes)
         if not name:  # the network is that layer
-            return _like(old, num_classes)  # type: ignore[no-any-return]
+            return new  # type: ignore[no-any-return]
         # `setattr` on the parent, as a module cannot be replaced through `named_modules`.
         parent, _, attribute = name.rpartition(".")
-        setattr(changed.get_submodule(parent), attribute, _like(old, num_classes))
+        setattr(changed.get_submodule(parent), attribute, new)
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
         changed.num_classes = num_classes
     return changed  # type: ignore[no-any-return]
@@ -60,25 +61,22 @@ def require_module(model: object) -> None:
         raise TrainingError(f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}")
 
 
-def _heads(model: Any) -> list[tuple[str, Any]]:
-    """The last layer, by name, and those of auxiliary classifiers with as many outputs."""
+def _heads(model: Any) -> list[str]:
+    """The names of the last layer and of those of auxiliary classifiers with as many outputs."""
     from torch import nn
 
     layers = {n: one for n, one in model.named_modules() if isinstance(one, (nn.Linear, nn.Conv2d))}
     if hasattr(model, "backbone") and hasattr(model, "classifier"):
         # A segmentation network ends in its `classifier`, whatever comes after it by name.
         layers = {n: one for n, one in layers.items() if not n.startswith("backbone.")}
-    main = {n: one for n, one in layers.items() if _BESIDE.isdisjoint(n.split("."))}
+    main = [n for n in layers if _BESIDE.isdisjoint(n.split("."))]
     # A convolution is the head only where there is no linear layer at all (SqueezeNet).
-    names = [n for n, one in main.items() if isinstance(one, nn.Linear)] or list(main)
+    names = [n for n in main if isinstance(layers[n], nn.Linear)] or main
     if not names:
         raise TrainingError(f"{type(model).__name__} has no linear layer, or convolution.")
     head = layers[names[-1]]
-    kind = type(head), len(head.weight)
-    beside = [
-        n for n in layers if n not in main and (type(layers[n]), len(layers[n].weight)) == kind
-    ]
-    return [(n, layers[n]) for n in (names[-1], *beside)]
+    beside = [n for n in layers if n not in main and type(layers[n]) is type(head)]
+    return [names[-1], *(n for n in beside if len(layers[n].weight) == len(head.weight))]
 
 
 def _like(old: Any, num_classes: int) -> Any:

@@ -11,13 +11,10 @@ from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, NamedTuple
 
-from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE, done_of, duration, measured, number, percent
 from gpupool.core.wire import events
 
 _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
-_SLOW = 0.15  # a rank that needs so much longer than the others is worth reporting,
-_OF_STEP = 0.1  # if that is so much of a step
 _KEPT = ("notice", "aside", "restarts", "ranks", "options")  # where a training begins again
 
 
@@ -30,12 +27,7 @@ class Slowest(NamedTuple):
 
 @dataclass
 class Reads:
-    """What reading the data took so far, over all ranks.
-
-    `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
-    the URLs of samples that were left out to what is wrong with them: "missing", "changed",
-    "empty", "damaged" ... `read_by` is what reads the data, in words; "" of datastores.
-    """
+    """What reading the data took so far, over all ranks: the fields of `DataEvent`, summed."""
 
     num_retried: int = 0
     reason: str = ""
@@ -97,10 +89,10 @@ class TrainingHistory:
     """Seconds of `training_s` that rank 0 waited for data."""
     elapsed_s: float = field(default=0.0, init=False)
     """Seconds from the start of training to the last event."""
-    # Kept up to date: views ask many times a second, over many thousand steps.
-    _num_samples: int = field(default=0, init=False)
     training_s: float = field(default=0.0, init=False)
     """Seconds of training up to the last step, validations left out."""
+    # Kept up to date: views ask many times a second, over many thousand steps.
+    _num_samples: int = field(default=0, init=False)
     _told_s: float = field(default=0.0, init=False)  # when the last step or validation was over
 
     def __repr__(self) -> str:
@@ -108,32 +100,28 @@ class TrainingHistory:
         return f"TrainingHistory({self.line()})"
 
     def to_frame(self) -> Any:
-        """The steps as a pandas DataFrame, by step: epoch, loss, accuracy, lr, num_samples,
-        elapsed_s, data_wait_s; and, where there was a validation, validation_loss,
-        validation_accuracy and its metrics.
+        """The steps as a pandas DataFrame: the fields of `StepEvent`, and where there was a
+        validation validation_loss, validation_accuracy and its metrics.
 
-        Raises TrainingError without pandas.
+        It needs pandas.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise TrainingError(
-                "history.to_frame() needs pandas: pip install pandas, or read history.steps."
-            ) from None
+        import pandas
+
         rows = {step.step: asdict(step) for step in self.steps}
         for one in self.validations:
             # One before the first step, of a training that was resumed, has a row of its own.
             row = rows.setdefault(one.step, {"step": one.step, "epoch": one.epoch})
             found = {"loss": one.loss, "accuracy": one.accuracy, **one.metrics}
             row |= {f"validation_{name}": value for name, value in found.items()}
-        columns = list(dict.fromkeys(["step", *(name for row in rows.values() for name in row)]))
-        return pandas.DataFrame(list(rows.values()), columns=columns).set_index("step")
+        # An empty history has the index, too.
+        return pandas.DataFrame(list(rows.values()) or {"step": []}).set_index("step")
 
     def add(self, event: events.Event) -> None:
         """Add the next event."""
         match event:
             case events.StartEvent():
-                usual = TrainingHistory(event, status="training")
+                status = "stopping" if self.status == "stopping" else "training"
+                usual = TrainingHistory(event, status=status)
                 for one in fields(self):  # what came before is reported again
                     if one.name not in _KEPT:
                         setattr(self, one.name, getattr(usual, one.name))
@@ -193,8 +181,8 @@ class TrainingHistory:
         others = median(seconds for one, seconds in work.items() if one != rank)
         share = work[rank] / others - 1
         # A share alone would name a rank for microseconds where steps do next to nothing.
-        matters = work[rank] - others > _OF_STEP * (self.ranks[rank].step_s or 0.0)
-        return Slowest(rank, share) if share > _SLOW and matters else None
+        matters = work[rank] - others > 0.1 * (self.ranks[rank].step_s or 0.0)
+        return Slowest(rank, share) if share > 0.15 and matters else None
 
     @property
     def newest(self) -> events.CheckpointEvent | events.ResumeEvent | None:
@@ -251,29 +239,30 @@ class TrainingHistory:
         >>> TrainingHistory().line()
         'starting'
         """
-        aside = self.aside if self.stage else None
-        done = done_of(aside.done, aside.total, aside.unit) if aside else ""
-        stage = f"{self.stage} ({done})" if done else self.stage
+        stage, aside = self.stage, self.aside
+        if stage and aside and aside.total:
+            stage += f" ({done_of(aside.done, aside.total, aside.unit)})"
         # Before the first step there is no loss to show, and a failure here has no numbers either.
         if self.start is None or not self.steps:
             failed = f"failed: {self.error}" if self.status == "failed" else ""
             return failed or (f"starting: {stage}" if stage else self.status)
-        last = self.steps[-1]
+        last, val = self.steps[-1], self.validations[-1] if self.validations else None
+        eta = None if self.is_over else self.eta_s
         parts = [
             f"{self.status}  epoch {last.epoch}/{self.start.num_epochs}",
             f"step {last.step}/{self.num_steps or '?'}",
             f"{int(100 * self.progress)}%" if self.num_steps and not self.is_over else "",
             f"loss {last.loss:.4f}",
             "" if last.accuracy is None else f"acc {last.accuracy:.1%}",
+            f"val {val.loss:.4f}" if val and val.accuracy is None else "",
+            f"val {val.accuracy:.1%}" if val and val.accuracy is not None else "",
+            stage,
+            duration(self.elapsed_s) if eta is None else f"{duration(eta)} left",
+            f"{number(self.throughput)} {self.start.unit}/s",
+            *self.reads.words(),
+            many(len(self.warnings), "warning") if self.warnings else "",
+            self.error if self.status == "failed" else "",
         ]
-        for value in self.validations[-1:]:
-            shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
-            parts.append(f"val {shown}")
-        eta = None if self.is_over else self.eta_s
-        time = duration(self.elapsed_s) if eta is None else f"{duration(eta)} left"
-        parts += [stage, time, f"{number(self.throughput)} {self.start.unit}/s"]
-        parts += [*self.reads.words(), many(len(self.warnings), "warning") * bool(self.warnings)]
-        parts.append(self.error if self.status == "failed" else "")
         return "  ".join(filter(None, parts))
 
 
@@ -325,10 +314,10 @@ def figure(value: float | None) -> str:
     return NONE if value is None else f"{value:.4g}"
 
 
-def many(count: int, what: str, ending: str = "s") -> str:
+def many(count: int, what: str) -> str:
     """A count with its noun.
 
     >>> many(1, "read"), many(1200, "read")
     ('1 read', '1,200 reads')
     """
-    return f"{count:,} {what}{'' if count == 1 else ending}"
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

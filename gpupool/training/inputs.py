@@ -41,11 +41,12 @@ def of_inputs(given: Any, model: nn.Module) -> Any:
     """
     given = value_of(given)
     if isinstance(given, (str, os.PathLike)):
-        if os.fspath(given).lower().endswith(PICTURES):
-            return [absolute(os.fspath(given))]
+        url = os.fspath(given)
+        if url.lower().endswith(PICTURES):
+            return [absolute(url)]
         import gpupool
 
-        return gpupool.ImageDatastore(os.fspath(given), labels=None)
+        return gpupool.ImageDatastore(url, labels=None)
     if _is_picture(given):
         return [given]
     given = list(given) if hasattr(given, "__next__") else with_targets(given, model)
@@ -75,13 +76,12 @@ def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tenso
     uint8 arrays (..., height, width, channels) are pictures, as of Pillow: channels come first
     then. A single picture becomes one of a batch.
     """
+    import numpy as np
     import torch
 
     if isinstance(given, torch.Tensor):
         found, is_picture = given, given.dtype == torch.uint8 and given.shape[:-2] in ((1,), (3,))
     else:
-        import numpy as np
-
         array = np.asarray(given)
         if array.dtype.kind not in "biuf":
             raise TrainingError(

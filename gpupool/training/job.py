@@ -14,7 +14,6 @@ from gpupool.core.options.datasets import is_stream, require_dataset, with_data
 from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
-from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
@@ -36,11 +35,7 @@ _PLACES = ("checkpoint", "tensorboard", "resume", "profile")
 
 
 def prepared(
-    model: nn.Module,
-    dataset: Any,
-    loss: Any,
-    options: TrainingOptions,
-    validation: Any,
+    model: nn.Module, dataset: Any, loss: Any, options: TrainingOptions, validation: Any
 ) -> TrainingJob:
     """What is to be trained, as it holds on the ranks that train.
 
@@ -52,12 +47,9 @@ def prepared(
     check_input(model, dataset, loss, validation)
     check_metrics(options.metrics)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
-    options = with_absolute_paths(options)
-    options = with_data(options, dataset)
+    options = with_data(with_absolute_paths(options), dataset)
     num = None if is_stream(dataset) else len(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
-    if num is None:
-        check_for_stream(options)
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model)
@@ -97,40 +89,44 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     Raises:
         TrainingError: a part of it cannot be packed, and which; or there is too little memory.
     """
-    variables = pool.variables
+    parcels, buffers = pool.variables.parcels, pool.variables.buffers
 
     def pack(part: object) -> JobPacker:
-        packer = JobPacker(variables.parcels.parcel_of)
+        packer = JobPacker(parcels.parcel_of)
         packer.dump(part)
         return packer
 
-    def packed_by_name(part: object) -> JobPacker:
+    def packed(part: object) -> JobPacker:
         return with_imports_by_name(partial(pack, part))
 
     try:
-        packer = packed_by_name(job)
+        packer = packed(job)
     except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        why = why_not(error, job, "job", packed_by_name)
+        why = why_not(error, job, "job", packed)
         raise TrainingError(f"what was given cannot be sent to the ranks: {why}") from None
     try:
-        packed, contents = variables.buffers.pack(packer, "the network and the data set")
+        wire, contents = buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
-    for dataset in (job.dataset, getattr(job, "validation", None)):
-        whole: Any = dataset  # whose data those of a part are
-        while type(whole).__name__ == "Subset":
-            whole = whole.dataset
-        variables.buffers.keep(whole, contents[: packer.num_data])
+    datasets: tuple[Any, ...] = (job.dataset, getattr(job, "validation", None))
+    for dataset in datasets:
+        while type(dataset).__name__ == "Subset":  # whose data are those of the whole
+            dataset = dataset.dataset
+        buffers.keep(dataset, contents[: packer.num_data])
     # With the text, tracebacks of the ranks show lines of the notebook's cells.
     sources = sources_of(packer.filenames)
-    wire = Job(uuid.uuid4().hex, packed, notebook_place().sys_path, sources)
-    return SentJob(wire, contents, packer.constants)
+    sent = Job(uuid.uuid4().hex, wire, notebook_place().sys_path, sources)
+    return SentJob(sent, contents, packer.constants)
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
     """The options with relative paths made absolute; URLs stay."""
     given = {name: getattr(options, name) for name in _PLACES}
-    paths = {n: absolute(v) for n, v in given.items() if isinstance(v, str) and v != "auto"}
+    paths: dict[str, Any] = {
+        name: absolute(value)
+        for name, value in given.items()
+        if isinstance(value, str) and value != "auto"
+    }
     if isinstance(options.profile, Profile):
         paths["profile"] = replace(options.profile, url=absolute(options.profile.url))
-    return replace(options, **paths)  # type: ignore[arg-type]
+    return replace(options, **paths)

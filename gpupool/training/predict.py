@@ -17,11 +17,10 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress, progress
 from gpupool.core.wire.calls import Call, Evaluate, Predict
 from gpupool.core.wire.events import ProgressEvent
-from gpupool.core.wire.output import OnOutput, OutputKind
+from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import Job
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
 from gpupool.training.binding import bind
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
 
 # What a training and a pass over a data set have in common: how samples are read and computed.
 _OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
-_WHAT = {
-    "predict": "Predicting",
-    "evaluate": "Evaluating",
-    "confusion": "Counting classes",
-    "worst": "Looking for the highest losses",
-}
 
 
 class Predictions(list[str]):
@@ -81,9 +74,7 @@ def predict(
 
     Returns:
         A tensor of shape (samples, ...): for a classifier (samples, classes). Of a network
-        with several outputs a dict or list of such. Samples are their first dimension: outputs
-        (time, samples, ...) are an error, or wrong without a word where there are as many times as
-        samples in a rank's share of a batch.
+        with several outputs a dict or list of such. Samples are their first dimension.
 
     Raises:
         TrainingError: the input is not a network or no data, or has classes that the network does
@@ -91,7 +82,6 @@ def predict(
         OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
-    options = inference_options("predict", reading)
     require_module(model)
     dataset = of_inputs(dataset, model)
     classes = info_of(model).classes or class_names(dataset) if names else ()
@@ -100,8 +90,7 @@ def predict(
             "names=True: neither the network nor the data know names of classes; train with data "
             "that have them, as an ImageDatastore, or take the index: predict(...).argmax(1)."
         )
-    job = InferenceJob(model, dataset, options, transform=transform)
-    outputs = outputs_of("predict", job, pool)
+    outputs = outputs_of(job_of("predict", model, dataset, reading, transform=transform), pool)
     return _named(outputs, classes) if names else outputs
 
 
@@ -136,54 +125,66 @@ def evaluate(
     check_metrics(metrics)
     if loss is not None:
         check_loss(loss)
-    options = inference_options("evaluate", reading)
-    job = InferenceJob(
-        model, with_targets(dataset, model), options, metrics, chosen_loss(loss, model)
-    )
+    dataset, loss = with_targets(dataset, model), chosen_loss(loss, model)
+    job = job_of("evaluate", model, dataset, reading, metrics=metrics, loss=loss)
     # All ranks have summed the same over all samples, so the first one's values are everybody's.
-    return dict(ask("evaluate", pool, job, Evaluate)[0])
+    return dict(ask("Evaluating", job, pool, Evaluate)[0])
 
 
-def inference_options(what: str, given: Mapping[str, Any]) -> TrainingOptions:
-    """The options of a pass over a data set.
+def job_of(
+    what: str, model: nn.Module, dataset: Any, reading: Mapping[str, Any], **asked: Any
+) -> InferenceJob:
+    """A pass of a network over a data set, checked; `asked` are further parts of the job.
 
     Raises:
-        OptionsError: one is wrong, or does nothing without training.
+        TrainingError: the model is no network, or the data set is none.
+        OptionsError: an option is wrong, or does nothing without training.
     """
-    for name in given:
+    for name in reading:
         if name not in _OPTIONS:
             raise OptionsError(
                 f"{name} does nothing in {what}(), which takes {', '.join(_OPTIONS)}."
             )
-    return TrainingOptions(**{"batch_size": 256, **given})
+    options = TrainingOptions(**{"batch_size": 256, **reading})
+    require_module(model)
+    require_dataset("dataset", dataset)
+    return bind(InferenceJob(model, dataset, options, **asked), what)
 
 
 def ask(
-    what: str, pool: Pool | None, job: InferenceJob, call: Callable[[Job], Call[Value]]
+    doing: str, job: InferenceJob, pool: Pool | None, call: Callable[[Job], Call[Value]]
 ) -> list[Value]:
-    """Have the ranks that train do a job, which is checked; the values in the order of the ranks.
+    """Have the ranks that train do a job; the values in the order of the ranks.
 
     Args:
-        what: the function of the user's that asks.
+        doing: what a bar says.
         call: makes the call of the job that was sent.
 
     Raises:
-        TrainingError: the model is no network, the data set is none, or something cannot be sent.
+        TrainingError: something cannot be sent.
         SpmdError: a rank failed.
     """
-    require_module(job.model)
-    require_dataset("dataset", job.dataset)
-    job, pool = bind(job, what), _pool(pool)
+    pool = _pool(pool)
     sent, ranks = send_job(pool, job), pool.training_ranks
     try:
         sent.bring_constants(pool, ranks)
-        with progress(_WHAT[what], unit="samples") as bar:
-            recorder = OutputRecorder(ranks, pool.secrets, _listener(bar))
-            values = Execution(pool, dict.fromkeys(ranks, call(sent.wire)), recorder).result()
+        with progress(doing, unit="samples") as bar:
+            calls = dict.fromkeys(ranks, call(sent.wire))
+            values = Execution(pool, calls, partial(_show, bar)).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
         sent.contents.clear()
     return [values[rank] for rank in ranks]
+
+
+def _show(bar: Progress, rank: int, kind: OutputKind, content: Any) -> None:
+    """Have `bar` show how far the ranks are; what they print is dropped."""
+    for event in content if kind is OutputKind.EVENTS else ():
+        # What a rank does besides, reading the network say, is a note in the same bar.
+        if isinstance(event, ProgressEvent) and event.what == "samples":
+            bar.update(event.done, event.total or None)
+        elif isinstance(event, ProgressEvent):
+            bar.tell("" if 0 < event.total <= event.done else event.what)
 
 
 def _pool(given: Pool | None) -> Pool:
@@ -193,17 +194,17 @@ def _pool(given: Pool | None) -> Pool:
     return pool
 
 
-def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
+def outputs_of(job: InferenceJob, pool: Pool | None) -> Any:
     """What the ranks have computed for every sample, in order, on the CPU; see `ask`."""
     import torch
 
     pool = _pool(pool)
-    result_path = pool.engines.new_file("outputs.pt")
     # Through files: the controller would copy outputs several times, and hold them in memory.
-    ask(what, pool, job, partial(Predict, result_name=result_path.name))
-    parts, ranks = [], pool.training_ranks
-    with progress("Reading the outputs", len(ranks), "ranks") as bar:
-        for i, rank in enumerate(ranks):
+    result_path = pool.engines.new_file("outputs.pt")
+    ask("Predicting", job, pool, partial(Predict, result_name=result_path.name))
+    parts = []
+    with progress("Reading the outputs", len(pool.training_ranks), "ranks") as bar:
+        for i, rank in enumerate(pool.training_ranks):
             there = result_path.with_name(f"{result_path.name}.{i}")
             path = pool.carrier.bring_file(rank, there)
             # The ranks have left tensors, dicts and lists: no code has to run.
@@ -218,22 +219,6 @@ def outputs_of(what: str, job: InferenceJob, pool: Pool | None) -> Any:
 def main_output(outputs: Any) -> Any:
     """What a network is about, as torchvision's and Hugging Face's name it in a dict."""
     return outputs.get("logits", outputs.get("out")) if isinstance(outputs, dict) else outputs
-
-
-def _listener(bar: Progress) -> OnOutput:
-    """A listener that has `bar` show how far the ranks are; it drops what they print."""
-
-    def listen(rank: int, kind: OutputKind, content: Any) -> None:
-        for event in content if kind is OutputKind.EVENTS else ():
-            if not isinstance(event, ProgressEvent):
-                continue
-            # What a rank does besides, listing a bucket say, is a note in the same bar.
-            if event.what == "samples":
-                bar.update(event.done, event.total or None)
-            else:
-                bar.tell("" if 0 < event.total <= event.done else event.what)
-
-    return listen
 
 
 def _named(outputs: Any, classes: Sequence[str]) -> Predictions:

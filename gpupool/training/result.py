@@ -10,7 +10,7 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import duration, measured, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.events import ProfileEvent, ValidationEvent
+from gpupool.core.wire.events import ProfileEvent, StepEvent, ValidationEvent
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.doctor import Diagnosis, Shares, diagnose
 from gpupool.training.history import TrainingHistory, after, ending, figure
@@ -62,7 +62,7 @@ class TrainingResult:
     outputs: Mapping[int, RankOutput] = field(default_factory=dict, repr=False)
     """What each rank that trained has printed."""
     transform: Any = field(default=None, repr=False)
-    """What pictures go through in `predict`; None where only their size is changed."""
+    """What pictures go through in `predict`; None: only their size is changed."""
     validation: Any = field(default=None, repr=False)
     """The data set that was validated on; None without, and in a copy that was pickled."""
     loss: Any = field(default="auto", repr=False)
@@ -131,8 +131,7 @@ class TrainingResult:
         """What `model` gives for `x`, as `gpupool.predict(result.model, x)`.
 
         Pictures that are no data set go through the transform of the validation data, if it has
-        one, else they get the size of the training's pictures. Then they are normalized as in
-        training.
+        one, else they get the size of the training's pictures.
         """
         return predict(self.model, x, **{"transform": self.transform, **options})
 
@@ -150,8 +149,6 @@ class TrainingResult:
         Raises:
             TrainingError: there was no validation and no data set is given; it is a stream; the
                 loss is none of torch.
-            OptionsError: a number or an option is wrong.
-            SpmdError: a rank failed.
         """
         dataset = self.validation if dataset is None else dataset
         if dataset is None:
@@ -162,9 +159,8 @@ class TrainingResult:
         # The samples are read as in the training, unless something else is asked for.
         names = ("collate", "inputs", "targets", "workers")
         reading = {name: getattr(self.options, name) for name in names} | options
-        return worst_samples(
-            self.model, dataset, num, self.loss if loss is None else loss, **reading
-        )
+        loss = self.loss if loss is None else loss
+        return worst_samples(self.model, dataset, num, loss, **reading)
 
     @property
     def shares(self) -> Shares:
@@ -195,22 +191,21 @@ class TrainingResult:
         history, best = self.history, self.best
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         unit = history.start.unit if history.start else "samples"
-        rows = [
-            ("Model", f"{type(self.model).__name__}, {number(trained)} parameters trained"),
-            ("Weights", f"after step {number(self.kept_step)}"),
-            ("Speed", f"{number(self.throughput)} {unit}/s"),
-        ]
-        for last in history.steps[-1:]:
-            rows.append(("Training", in_words(found(last.loss, last.accuracy, {}))))
-        shown = [("Validation", one) for one in history.validations[-1:]]
-        shown += [(f"Best, {after(best)}", best)] if best is not None else []
-        rows += [(name, in_words(measured_by(event))) for name, event in shown]
-        more = {
+        events: dict[str, StepEvent | ValidationEvent | None] = {
+            "Training": history.steps[-1] if history.steps else None,
+            "Validation": history.validations[-1] if history.validations else None,
+            f"Best, {after(best)}" if best else "": best,
+        }
+        rows = {
+            "Model": f"{type(self.model).__name__}, {number(trained)} parameters trained",
+            "Weights": f"after step {number(self.kept_step)}",
+            "Speed": f"{number(self.throughput)} {unit}/s",
+            **{label: in_words(measured_by(event)) for label, event in events.items() if event},
             "Options": ", ".join(f"{name}={value}" for name, value in history.options.items()),
             "Skipped": f"{number(history.reads.num_skipped)} {unit}" if self.skipped else "",
-            "Checkpoint": self.checkpoint,
+            "Checkpoint": self.checkpoint or "",
         }
-        return rows + [(label, value) for label, value in more.items() if value]
+        return [(label, value) for label, value in rows.items() if value]
 
     def __repr__(self) -> str:
         rows = self.rows()
@@ -220,17 +215,13 @@ class TrainingResult:
         return "\n".join([f"TrainingResult: {self.headline}", *lines])
 
 
-def measured_by(event: ValidationEvent) -> Rows:
-    """What one validation has found, as (name, value)."""
-    return found(event.loss, event.accuracy, event.metrics)
-
-
-def found(loss: float, accuracy: float | None, metrics: Mapping[str, float]) -> Rows:
-    """Loss, metrics and accuracy; a metric of that name is the accuracy."""
+def measured_by(event: StepEvent | ValidationEvent) -> Rows:
+    """Loss, metrics and accuracy, as (name, value); a metric of that name is the accuracy."""
+    metrics = event.metrics if isinstance(event, ValidationEvent) else {}
     values = {name: measured(name, value) for name, value in metrics.items()}
-    if accuracy is not None:
-        values["accuracy"] = percent(accuracy)
-    return [("loss", figure(loss)), *values.items()]
+    if event.accuracy is not None:
+        values["accuracy"] = percent(event.accuracy)
+    return [("loss", figure(event.loss)), *values.items()]
 
 
 def in_words(values: Rows) -> str:

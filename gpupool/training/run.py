@@ -1,9 +1,8 @@
 """Train one network on the ranks of the pool that train. Runs on the client.
 
-The job (model, data, loss, options) is pickled once into the pool's private folder and read by each
-of them; the first one sends events while it trains, and leaves the weights in a file. The others
-only report how they fare. When a rank dies, the pool replaces it, and the same job resumes from its
-last checkpoint, if that is wanted.
+The job (model, data, loss, options) is pickled once, and read by each of them; the first one sends
+events while it trains, and leaves the weights in a file. When a rank dies, the pool replaces it,
+and the same job resumes from its last checkpoint, if that is wanted.
 """
 
 from __future__ import annotations
@@ -81,13 +80,14 @@ class TrainingRun:
         self.options, self.loss, self._validation = job.options, job.loss, job.validation
         self.history = TrainingHistory(options=changed(job.options))
         self._result: Callable[[], TrainingResult | None] = lambda: None
-        self._pool = pool
+        self._pool, self._ranks = pool, pool.training_ranks[: num_ranks or None]
+        self._num_ranks = num_ranks
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy_of(model).cpu()
+        self._network = job.network or NetworkInfo()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
         self._trial = current.trial.get()  # of a sweep
-        self._ended_by: Exception | None = None  # what that has raised
         # Added when all have replied and the weights are there.
         self._end: events.EndEvent | None = None
         self._over: Future[None] = Future()
@@ -95,18 +95,15 @@ class TrainingRun:
         self._stopping = self._aborting = False
         self._last_step: int | None = None  # of the newest checkpoint when a rank died
         self._weights_path = pool.engines.new_file("weights.pt")
-        self._network = job.network or NetworkInfo()
         self._job = send_job(pool, replace(job, model=self._model))
-        self._ranks = pool.training_ranks[: num_ranks or None]
         self.on_print: OnOutput = lambda rank, kind, content: None
         """Called with what ranks print, in a background thread."""
         self._recorder = OutputRecorder(
             self._ranks, pool.secrets, lambda *printed: self.on_print(*printed)
         )
-        self._call = Train(self._job.wire, self._weights_path.name, num_ranks=num_ranks)
         self.history.add(events.ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
-        self._execution = self._begin(self._call)
+        self._execution = self._begin()
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -173,8 +170,8 @@ class TrainingRun:
                 ignore_for_a_moment()
                 interrupts += 1
                 self._on_press(interrupts == 1)
-        if (error := self._error or self._ended_by) is not None:
-            raise error
+        if self._error is not None:
+            raise self._error
         found = self._result()
         if found is None:
             data = picture_transform(self._validation), self._validation, self.loss
@@ -202,8 +199,9 @@ class TrainingRun:
 
     # ---- in the background ---------------------------------------------------------------
 
-    def _begin(self, call: Train) -> Execution[TrainReply]:
+    def _begin(self, *, again: bool = False) -> Execution[TrainReply]:
         self._job.bring_constants(self._pool, self._ranks)
+        call = Train(self._job.wire, self._weights_path.name, again, self._num_ranks)
         execution = Execution(
             self._pool, dict.fromkeys(self._ranks, call), self._on_output, on_notice=self._on_notice
         )
@@ -212,33 +210,31 @@ class TrainingRun:
 
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
-        name = self._job.wire.name
-        asked = self._pool.engines.control(Stop(name, at_once), self._ranks)
+        asked = self._pool.engines.control(Stop(self._job.wire.name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
         found = {rank: future.result().found for rank, future in asked.items() if future in done}
         return {rank: waits for rank, waits in found.items() if waits is not None}
 
     def _see_it_stop(self) -> None:
-        """Ranks hear of it between two steps: one that waits for its data is ended where it is."""
+        """Ranks hear of it between two steps: where the data of one do not come, have all of them
+        end after their last complete step."""
         while not wait([self._over], _LOOK_EVERY_S).done:
-            for rank, waits in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
+            for rank, waits in self._ask_to_stop(_LOOK_EVERY_S).items():
                 # The smaller of both: while the store answers, a slow batch will come.
-                if waits.batch_s > _BATCH_S or min(waits.batch_s, waits.store_s) > _STORE_S:
-                    self._stop_at_once(rank, waits)
-                    return
-
-    def _stop_at_once(self, rank: int, waits: Waits) -> None:
-        """Have all ranks end after their last complete step, since the data of one do not come."""
-        why = f" ({waits.reason})" if waits.reason else ""
-        words = (
-            f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so far"
-            f"{why}; the step that had begun is left out."
-        )
-        self.history.add(events.WarningEvent("stop", words, len(self.history.steps)))
-        self._notify()
-        # First: when the interrupt comes, each rank must know that it is a stop and no error.
-        self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
-        self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
+                hangs = min(waits.batch_s, waits.store_s) > _STORE_S
+                if not hangs and waits.batch_s <= _BATCH_S:
+                    continue
+                why = f" ({waits.reason})" if waits.reason else ""
+                words = (
+                    f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so "
+                    f"far{why}; the step that had begun is left out."
+                )
+                self.history.add(events.WarningEvent("stop", words, len(self.history.steps)))
+                self._notify()
+                # First: when the interrupt comes, each rank must know that it is no error.
+                self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
+                self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
+                return
 
     def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         if kind is not OutputKind.EVENTS:
@@ -251,17 +247,12 @@ class TrainingRun:
                     continue
                 case events.StartEvent():
                     event = self._with_places(event)
-                case events.ResumeEvent():
-                    self._tell_restart(f"from step {event.step}")
                 # Without a checkpoint it begins again, and no event says from where.
-                case events.StepEvent(step=1):
-                    self._tell_restart("from the beginning")
+                case events.ResumeEvent() | events.StepEvent(step=1):
+                    self._tell_restart(event)
                 case events.ValidationEvent():
                     self._tell_trial(event)
             self.history.add(event)
-        # The events.StartEvent of another attempt has set it back.
-        if self._stopping and self.history.status == "training":
-            self.history.status = "stopping"
         self._notify()
 
     def _with_places(self, event: events.StartEvent) -> events.StartEvent:
@@ -272,21 +263,22 @@ class TrainingRun:
         hosts = tuple(rank.host for rank in here if rank.host)
         return replace(event, ranks=self._ranks, devices=devices, hosts=hosts)
 
-    def _tell_restart(self, where: str) -> None:
+    def _tell_restart(self, event: events.ResumeEvent | events.StepEvent) -> None:
         """The last sentence on a lost rank says from where training has resumed, once."""
         said = self.history.restarts
         if said and said[-1].endswith("training resumed"):
-            said[-1] += f" {where}"
+            is_known = isinstance(event, events.ResumeEvent)
+            said[-1] += f" from step {event.step}" if is_known else " from the beginning"
 
     def _tell_trial(self, event: events.ValidationEvent) -> None:
         """Report a validation to the trial of a sweep that this is part of, which may end it."""
-        if self._trial is None or self._ended_by is not None:
+        if self._trial is None or self._error is not None:
             return
         values = {"loss": event.loss, "accuracy": event.accuracy, **event.metrics}
         try:
             self._trial(event.step, {n: value for n, value in values.items() if value is not None})
         except Exception as error:
-            self._ended_by = error
+            self._error = error
             self.stop()
 
     def _on_notice(self, text: str | None) -> None:
@@ -333,8 +325,7 @@ class TrainingRun:
                 # `again`: from the newest checkpoint, whatever the options say about `resume`. With
                 # `overwrite` that is another training's as long as this one has reported none.
                 is_own = isinstance(self.history.newest, events.CheckpointEvent)
-                again = is_own or not self.options.overwrite
-                self._execution = self._begin(replace(self._call, again=again))
+                self._execution = self._begin(again=is_own or not self.options.overwrite)
                 if self._stopping:  # the new rank has not heard of it
                     self._ask_to_stop()
 

@@ -7,14 +7,13 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.datasets import class_names, is_stream
 from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.named_measures import LOSSES
 from gpupool.data.datastores.preview import Picture, Preview
 from gpupool.training.inputs import with_targets
-from gpupool.training.predict import inference_options, main_output, outputs_of
+from gpupool.training.predict import job_of, main_output, outputs_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,9 +56,8 @@ def worst_samples(
             "worst needs samples with an index, and a loss of torch for each: give these, as "
             "result.worst(16, dataset=data, loss='cross_entropy')."
         )
-    options = inference_options("worst", reading)
-    job = InferenceJob(model, dataset, options, loss=loss, keeps_targets=True)
-    outputs, targets = outputs_of("worst", job, pool)
+    job = job_of("worst", model, dataset, reading, loss=loss, keeps_targets=True)
+    outputs, targets = outputs_of(job, pool)
     outputs = main_output(outputs)
     are_scores = outputs.ndim > 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
     targets = targets.long() if are_scores else targets.to(outputs.dtype).view_as(outputs)
@@ -98,13 +96,12 @@ def _picture(dataset: Any, index: int, label: str) -> Picture:
     image = sample[0] if isinstance(sample, (tuple, list)) else None
     if not isinstance(image, torch.Tensor) or image.ndim != 3 or image.shape[0] not in (1, 3):
         return Picture(b"", label, url, problem="no image")
-    low, high = (0, 255) if image.dtype == torch.uint8 else (image.min(), image.max())
-    if image.dtype != torch.uint8 and low >= 0 and high <= 1:
-        low, high = 0, 1  # shares of white; other numbers: from the darkest to the lightest
-    shares = (image - low) / max(float(high - low), 1e-12)
+    shares = image / 255 if image.dtype == torch.uint8 else image
+    low, high = float(shares.min()), float(shares.max())
+    if low < 0 or high > 1:  # no shares of white: from the darkest to the lightest
+        shares = (shares - low) / max(high - low, 1e-12)
     pixels = shares.mul(255).round().byte().permute(1, 2, 0).squeeze(2).numpy()
     picture, file = Image.fromarray(pixels), io.BytesIO()
-    width, height = picture.size
     picture.thumbnail((_SIDE, _SIDE))
     picture.save(file, "PNG")
-    return Picture(file.getvalue(), label, url, width, height)
+    return Picture(file.getvalue(), label, url, image.shape[2], image.shape[1])

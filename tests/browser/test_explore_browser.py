@@ -83,7 +83,7 @@ class Plots:
         """A place in the second plot, this share of its width from its left."""
         self.canvas.nth(1).scroll_into_view_if_needed()
         box = self.canvas.nth(1).bounding_box()
-        return box["x"] + 46 + share * (box["width"] - 68), box["y"] + box["height"] / 2
+        return box["x"] + 46 + share * (box["width"] - 70), box["y"] + box["height"] / 2
 
     def drag(self, start: float, end: float) -> None:
         """Drag from one place to another."""
@@ -119,15 +119,19 @@ class Plots:
         assert "validation " in loss
 
         self.raw.mouse.move(0, 0)
-        self.canvas.nth(1).focus()
-        self.raw.keyboard.press("End")
-        before = self.reading
-        self.raw.keyboard.press("ArrowLeft")
-        assert self.reading[1] != before[1]
-        self.raw.keyboard.press("Home")
-        assert self.reading[0].startswith("Step 1 ")
-
         whole = self.drawn()
+        self.canvas.nth(1).focus()
+        steps = []
+        for key in ("ArrowRight", "Shift+ArrowRight", "ArrowLeft"):
+            self.raw.keyboard.press(key)
+            assert self.drawn() != whole  # the crosshair
+            steps.append(int(self.reading[0].split()[1]))
+        first, tenth, ninth = steps
+        assert 1 <= first < first + 9 <= ninth < tenth
+        self.raw.keyboard.press("+")
+        self.settle()
+        assert self.shown.startswith("steps 0 to ")
+
         self.drag(0.25, 0.5)
         low, high = (int(part.replace(",", "")) for part in self.shown[6:].split(" to "))
         assert abs(2 * low - high) <= 0.02 * high + 2, "it is from a quarter to a half"
@@ -155,9 +159,6 @@ def test_the_page_of_a_stopped_training_answers_twice_and_keeps_to_itself(browse
     raw.set_content(f"<div id=one>{html}</div><div id=two>{html}</div>")
     both = [Plots(raw, within) for within in ("#one", "#two")]
     both[0].use()
-    whole = both[0].drawn()
-    both[0].root.get_by_label("Whole plan").check()
-    assert both[0].drawn() != whole
     both[0].raw.mouse.move(*both[0].at(0.2))
     assert not both[1].reading
     assert [len(plots.canvas.all()) for plots in both] == [3, 3]

@@ -32,7 +32,7 @@ try:
     folder
 except NameError:
     folder = Folder("s3://photos/test")
-len(folder.list_files().files)
+len(folder.list_files())
 """
 
 READING = """
@@ -41,7 +41,7 @@ from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.folder import Folder
 filesystem = s3fs.S3FileSystem(use_listings_cache=False)
 folder = Folder("s3://photos/test")
-files = [file.ref for file in folder.list_files().files]
+files = folder.list_files()
 names = filesystem.find("photos/test")
 first = {"key": os.environ["AWS_ACCESS_KEY_ID"], "secret": os.environ["AWS_SECRET_ACCESS_KEY"]}
 

@@ -89,15 +89,6 @@ def test_ranks_that_are_not_in_step_get_another_group(pool3: Pool) -> None:
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
-def test_a_rank_that_forms_a_group_for_which_another_does_not_come_is_freed(pool3: Pool) -> None:
-    code = "dist.new_group([0, 1, 2])"
-    with pytest.raises(SpmdError) as caught:
-        pool3.run(f"if rank == 1: raise ValueError('typo')\n{code}\ndist.barrier()")
-    assert [error.freed for error in caught.value.errors.values()] == [True, False, True]
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-    assert dict(pool3.run(f"group = {code}; 1")) == {0: 1, 1: 1, 2: 1}
-
-
 SLOW = "from tests.engine.group import slow_backend\n"
 FAILS = "if rank == 0: 1 / 0\ndist.all_reduce(torch.ones(1))"
 

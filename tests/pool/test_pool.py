@@ -18,14 +18,7 @@ from gpupool import Pool, PoolError, PoolStartError, SpmdError
 from gpupool.core.errors import NoPoolError, OptionsError
 from gpupool.pool import session
 from gpupool.pool.launchers import starter
-from tests.support.processes import (
-    engine_pid,
-    family,
-    folder_of,
-    gone,
-    members,
-    until,
-)
+from tests.support.processes import engine_pid, family, folder_of, gone, members, until
 from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"

@@ -42,16 +42,6 @@ class Arrays:
         return self.inputs[index], self.targets[index]
 
 
-class Writes(Arrays):
-    """Changes what it has read."""
-
-    def __getitem__(self, index: int) -> Any:
-        inputs, target = super().__getitem__(index)
-        found = inputs.copy(), target
-        self.inputs[:] = 0
-        return found
-
-
 class Looks:
     """Notes in a file of each rank what it maps, after a step that all have read before."""
 

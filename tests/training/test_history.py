@@ -18,10 +18,8 @@ from gpupool.core.wire.events import (
     ResumeEvent,
     StartEvent,
     StepEvent,
-    ValidationEvent,
     WarningEvent,
 )
-from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.notebook.monitor.result_view import comparison_html
 from gpupool.notebook.monitor.words import headline, remaining
 from gpupool.training.compare import RESULTS
@@ -59,26 +57,6 @@ def test_a_new_start_forgets_what_is_told_again() -> None:
     assert history.checkpoint is None
     assert (history.newest, history.throughput) == (history.resumed, 80.0)
     assert history.restarts == ["rank 1 was killed"]
-
-
-def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
-    history = history_of(
-        START,
-        ResumeEvent(1, "s3://a/step-00000001.pt"),
-        step(1),
-        step(2),
-        ValidationEvent(2, 1, 0.5, 0.9, 10, 0.3, {"f1": 0.875}, is_best=True),
-        ValidationEvent(2, 1, 0.6, 0.8, 10, 0.3, {"f1": 0.75}),
-        checkpoint(2),
-        WarningEvent("not finite", "the loss is nan in step 2", 2),
-    )
-    history.restarts = ["rank 1 was killed by SIGKILL; it was replaced"]
-    assert history.best is history.validations[0]
-    for shown in (training_text(history).lower(), history_html(history).lower()):
-        for part in ("the loss is nan in step 2", "rank 1 was killed by sigkill", "75.0 %"):
-            assert part in shown
-        assert shown.count("after step 2") == 2  # the best one, the checkpoint
-        assert shown.count("after step 1") == 1  # where it was resumed
 
 
 def test_relative_folders_are_those_of_the_notebook(

@@ -11,13 +11,7 @@ import torch
 from torch import nn
 
 import gpupool
-from gpupool import (
-    OptionsError,
-    Pool,
-    PoolError,
-    TrainingError,
-    TrainingOptions,
-)
+from gpupool import OptionsError, Pool, PoolError, TrainingError, TrainingOptions
 from gpupool.pool.session import stop
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
@@ -86,5 +80,7 @@ def test_a_pool_that_starts_for_data_has_the_keys_with_which_they_were_listed(
     finally:
         stop()
     shown = capsys.readouterr().out
+    assert shown.startswith("gpupool: no pool was running; started ")
+    assert len(shown.splitlines()) == 1
     assert "AWS_SECRET_ACCESS_KEY" in shown
     assert s3.env["AWS_SECRET_ACCESS_KEY"] not in shown

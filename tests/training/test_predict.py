@@ -28,7 +28,6 @@ from gpupool import (
 )
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
-from gpupool.pool import session
 from gpupool.training.binding import bind_training
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
@@ -318,22 +317,6 @@ def test_bad_input_is_refused(pool2: Pool) -> None:
         gpupool.predict(network(), [])
     with raises(TrainingError, "pool"):
         gpupool.evaluate(network(), samples(4), pool=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    session.stop()
-    try:
-        result = gpupool.train(network(), samples(8), options=TrainingOptions(epochs=1))
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 1
-        assert lines[0].startswith("gpupool: no pool was running; started ")
-        assert result.stopped_by == "epochs"
-        assert session.current_pool().status().state == "idle"
-    finally:
-        session.stop()
 
 
 class TimeFirst(nn.Module):

@@ -14,12 +14,11 @@ from torch import nn
 from torch.utils.data import Subset
 
 import gpupool
-from gpupool import Pool, TrainingError
+from gpupool import Pool
 from gpupool.pool.variables.buffers import Buffers
 from tests.support.pools import Pools
-from tests.support.raising import raises
-from tests.support.trainings import samples, train_on, weights
-from tests.training.stored import Arrays, Looks, Writes
+from tests.support.trainings import train_on, weights
+from tests.training.stored import Arrays, Looks
 
 MIB = 1 << 20
 NUM, WIDTH = 3000, 1024  # 12 MB, and 4 MB beside it
@@ -68,16 +67,6 @@ def test_ranks_share_one_copy_and_the_next_job_sends_nothing(pools: Pools, tmp_p
         assert num_bytes(pools[n].variables.buffers) == NUM_BYTES
 
 
-def test_what_a_rank_writes_reaches_nobody(pool2: Pool, kept: Buffers) -> None:
-    data, plain = Writes(60, WIDTH), Arrays(60, WIDTH)
-    settings = {"epochs": 1, "batch_size": 60, "lr": 1e-3, "shuffle": "never"}
-    for _ in range(2):  # each rank reads one sample before it has written
-        found = train_on(pool2, network(), Subset(data, [0, 59]), **settings)
-        expected = train_on(pool2, network(), Subset(plain, [0, 59]), **settings)
-        assert found.history.loss == expected.history.loss
-    assert data.inputs.all()
-
-
 def test_a_file_that_the_notebook_has_mapped_is_mapped_by_the_ranks(
     pool2: Pool, kept: Buffers, tmp_path: Path
 ) -> None:
@@ -118,11 +107,3 @@ def test_a_constant_is_a_data_set(pool2: Pool, kept: Buffers) -> None:
     part = gpupool.predict(found.model, Subset(constant, range(5)), pool=pool2)
     assert torch.equal(part, outputs[:5])
     assert num_bytes(kept) == put
-
-
-@pytest.mark.long
-def test_a_constant_of_another_pool_is_refused(pools: Pools) -> None:
-    constant = pools[1].put(samples(10))
-    with raises(TrainingError):
-        gpupool.predict(nn.Linear(8, 3), Subset(constant, range(3)), pool=pools[2])
-    assert len(gpupool.predict(nn.Linear(8, 3), constant, pool=pools[2])) == 10

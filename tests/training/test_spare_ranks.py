@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import gpupool
-from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
+from gpupool import Pool, PoolOptions, SpmdError
 from tests.support.pools import Pools
-from tests.support.trainings import Slow, network, samples, train_on, weights
+from tests.support.trainings import network, samples, train_on, weights
 
 ALL = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 DOUBLE = torch.float64
@@ -47,17 +47,6 @@ def test_the_result_is_that_of_one_process(spare: Pool, pools: Pools) -> None:
     assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
 
 
-@pytest.mark.long
-def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
-    options = TrainingOptions(batch_size=8, epochs=50)
-    run = TrainingRun(spare, network(), Slow(64, 0.02), "cross_entropy", options, None)
-    assert dict(spare.run("rank", ranks=2, timeout_s=30)) == {2: 2}
-    assert not run.done()
-    run.stop()
-    assert run.result().stopped_by == "user"
-    assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
-
-
 class Failing(nn.Module):
     """A network that raises on rank 1 alone, in its third step; the other one waits for it."""
 
@@ -75,11 +64,9 @@ class Failing(nn.Module):
 @pytest.mark.long
 def test_a_rank_that_waits_in_the_training_group_is_freed(spare: Pool) -> None:
     generation = spare.generation
-    with pytest.raises(SpmdError) as caught:
+    with pytest.raises(SpmdError, match="ValueError: third step") as caught:
         train_on(spare, Failing(), samples(64), batch_size=8)
-    assert caught.value.first.rank == 1
-    assert "ValueError: third step" in str(caught.value)
-    assert caught.value.errors[0].freed
+    assert [rank for rank, error in caught.value.errors.items() if error.freed] == [0]
     assert spare.generation == generation + 1
     assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
     model, data = network(), samples(7)

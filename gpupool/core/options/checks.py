@@ -7,13 +7,13 @@ a text.
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 import numbers
 import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 from gpupool.core.errors import OptionsError
@@ -68,8 +68,26 @@ def choose(name: str, value: object, words: Sequence[str]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value as it would be written, in short and without passwords."""
-    return shortened(without_passwords(repr(value)), 80)
+    """A value as it would be written, in short: among others, or in an error."""
+    return shortened(as_written(value), 80)
+
+
+def as_written(value: Any) -> str:
+    """A value as it would be written, without passwords; functions and objects by their names."""
+    if isinstance(value, tuple | list):
+        inner = ", ".join(map(as_written, value))
+        if isinstance(value, list):
+            return f"[{inner}]"
+        return f"({inner}{',' * (len(value) == 1)})"  # without it ('f1') would be text
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {as_written(part)}' for name, part in value.items())}}}"
+    if isinstance(value, array):  # of a number for each sample: too many to be shown
+        return f"<{len(value):,} numbers>"
+    if value is None or isinstance(value, (str, numbers.Number)) or is_dataclass(value):
+        return without_passwords(repr(value))
+    # Not the repr of an object, which may be long, or hold what nobody should read.
+    name: str = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return name.rpartition("<locals>.")[2]  # not the function that has made it
 
 
 def must(is_right: Callable[[Any], bool], advice: str) -> Check:
@@ -112,30 +130,6 @@ def number(
     return check
 
 
-def function(argument: str, example: str) -> Check:
-    """A function of one argument, as far as Python can know it."""
-
-    def check(name: str, value: Any) -> Any:
-        # A scheduler of torch, or a partial of one, is of an optimizer that the ranks do not have.
-        made_by = getattr(getattr(value, "func", value), "__module__", "")
-        try:
-            inspect.signature(value).bind(0)
-            is_one = made_by != "torch.optim.lr_scheduler"
-        except TypeError:
-            is_one = False
-        except ValueError:  # a function of C without a signature
-            is_one = True
-        if not is_one:
-            named = getattr(value, "__qualname__", None) or type(value).__qualname__
-            raise OptionsError(
-                f"{name}={named} cannot be called with the {argument} alone: write "
-                f"{name}={example}."
-            )
-        return value
-
-    return check
-
-
 def factors(name: str, value: Any) -> dict[str, float]:
     """Factors by patterns of parameter names; 0 freezes the parameters that match."""
     must(lambda given: isinstance(given, Mapping), "give a dict, as {'head.*': 10}.")(name, value)
@@ -162,9 +156,7 @@ def inputs(name: str, value: Any) -> str | tuple[str | int, ...]:
     """ "auto", or names or numbers of parts of a batch."""
     if value == "auto":
         return "auto"
-    if isinstance(value, str):
-        raise OptionsError.of(name, value, f"a column by its name is {name}=({value!r},).")
-    found = tuple(value) if isinstance(value, Iterable) else ()
+    found = () if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not found or not all(isinstance(one, str | int) for one in found):
         raise OptionsError(f"{name}={shown(value)}: give names, as ('input_ids',), or numbers.")
     return found
@@ -219,7 +211,8 @@ def interval(name: str, value: Any) -> str | int:
     if not isinstance(value, str):
         return int(number(whole=True, least=1)(name, value))
     if value != "epoch" and not re.fullmatch(r"\d+(\.\d+)?[smhd]", value):
-        raise OptionsError.of(name, value, "write 'epoch', a number of steps, or a time as '10m'.")
+        advice = "write 'epoch', a number of steps, or a time as '10m'."
+        raise OptionsError(f"{name}={shown(value)}: {advice}")
     return value
 
 
@@ -232,10 +225,6 @@ def folder(name: str, value: object) -> str:
     return path
 
 
-def resume(name: str, value: Any) -> str | bool:
-    """True, False, "auto" or the place of a checkpoint."""
-    if isinstance(value, str) and value.lower() in ("yes", "true", "no", "false", "latest", "last"):
-        raise OptionsError(
-            f"{name}={value!r} would be the path of a checkpoint: did you mean {name}='auto'?"
-        )
+def flag_or_folder(name: str, value: object) -> str | bool:
+    """True, False, or a place."""
     return value if isinstance(value, bool) else folder(name, value)

@@ -41,36 +41,20 @@ def _is_a(name: str, dataset: Any) -> bool:
 
 def require_dataset(name: str, dataset: Any) -> None:
     """Raise TrainingError, with what to give instead, if `dataset` is none, or is empty."""
-    what = f"a {type(dataset).__name__}"
-    if _is_a("DataLoader", dataset):
-        what += (
-            f": give its data set, {name}.dataset, and its batch size as "
-            "TrainingOptions(batch_size=...), which is that of all ranks together"
+    is_text = isinstance(dataset, str | os.PathLike)
+    # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty. A
+    # dict is Hugging Face's DatasetDict.
+    is_none = is_text or isinstance(dataset, Mapping) or hasattr(dataset, "__next__")
+    is_indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if is_none or _is_a("DataLoader", dataset) or not (is_indexed or is_stream(dataset)):
+        hint = f"gpupool.ImageDatastore({os.fspath(dataset)!r}) is one; " if is_text else ""
+        raise TrainingError(
+            f"{name} is a {type(dataset).__name__}, and no data set: {hint}give a datastore, what "
+            "has len() and indexing, or an IterableDataset. Of a DataLoader give its `dataset`, "
+            "and its batch size, times the number of ranks, as the option batch_size."
         )
-    elif isinstance(dataset, (str, os.PathLike)):
-        url = os.fspath(dataset)
-        what = f"a text: gpupool.ImageDatastore({url!r}) makes a data set of the images there"
-    elif isinstance(dataset, Mapping):  # as Hugging Face's DatasetDict
-        keys = ", ".join(map(repr, dataset))
-        what = f"a dict of {keys}: give one of its data sets, or pairs of inputs and targets"
-    # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.
-    elif hasattr(dataset, "__next__"):
-        what += (
-            ", which can be iterated only once: pass a torch.utils.data.IterableDataset, whose "
-            "__iter__ begins again each epoch"
-        )
-    elif is_stream(dataset):
-        return
-    elif not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        what += (
-            ": a data set needs len() and indexing, like gpupool.ImageDatastore or "
-            "torch.utils.data.TensorDataset, or an IterableDataset"
-        )
-    elif len(dataset) > 0:
-        return
-    else:
-        what = "empty"
-    raise TrainingError(f"{name} is {what}.")
+    if is_indexed and not is_stream(dataset) and len(dataset) == 0:
+        raise TrainingError(f"{name} is empty.")
 
 
 def parts_of(dataset: Any) -> list[Any]:
@@ -107,6 +91,12 @@ def labels_of(dataset: Any) -> Any:
     return None
 
 
+def _own(dataset: Any) -> list[Any]:
+    """The data sets that it is made of in the end; of others itself."""
+    parts = parts_of(dataset)
+    return [one for part in parts for one in _own(part)] if parts else [dataset]
+
+
 def class_names(dataset: Any) -> tuple[str, ...]:
     """The names of the classes by index, of a data set or what it is a part of; () if unknown.
 
@@ -114,10 +104,7 @@ def class_names(dataset: Any) -> tuple[str, ...]:
 
     Raises TrainingError, naming the classes, if none of these does.
     """
-    parts = parts_of(dataset)
-    if not parts:
-        return _own_names(dataset)
-    named = [names for part in parts if (names := class_names(part))]
+    named = [names for one in _own(dataset) if (names := _own_names(one))]
     most = max(named, key=len, default=())
     for names in named:
         if beyond := [name for name in names if name not in most]:

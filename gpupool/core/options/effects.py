@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options.checks import warmup_of
 from gpupool.core.options.fields import is_given, without_effect
 from gpupool.core.options.named_measures import name_of
 
 _NEED_VALIDATION = ("patience", "objective", "validate_every", "metrics")
-_WHY = {  # of options that exclude others
-    "overwrite": "one begins from scratch, the other does not",
-    "accumulate": "a batch has no more parts than samples",
-    "weights": "weights draw the order of an epoch; shuffle='once' draws it once",
-    "gather": "one has the loss of the whole batch at once, the other computes it in parts",
-    "compile": "which kernel autotuning finds fastest differs; compile=True has none",
-}
+_TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
+_EXCLUDE: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (  # if the other has one of these
+    ("overwrite", "resume", (True, "auto"), "one begins from scratch, the other does not"),
+    ("weights", "shuffle", ("never",), "weights draw an order; shuffle='once' draws it once"),
+    ("gather", "accumulate", (), "one has the loss of the whole batch, the other of parts"),
+    ("deterministic", "compile", _TUNED, "autotuning picks other kernels; compile=True has none"),
+)
 
 
 def check_together(options: Any) -> None:
@@ -28,28 +29,14 @@ def check_together(options: Any) -> None:
     Args:
         options: `TrainingOptions`.
     """
-    # The URL of one checkpoint names its own place, so it needs no folder.
-    if options.resume in (True, "auto") and options.checkpoint is None:
-        raise without_effect(
-            options,
-            "resume",
-            "while checkpoint is None: did you mean checkpoint='s3://bucket/run1'?",
-        )
-    resumes, is_tuned = options.resume in (True, "auto"), "max-autotune" in str(options.compile)
-    is_drawn, is_whole = options.weights is not None, options.gather and options.accumulate > 1
-    exclude = {
-        ("overwrite", "resume"): options.overwrite and resumes,
-        ("accumulate", "batch_size"): options.accumulate > options.batch_size,
-        ("weights", "shuffle"): is_drawn and options.shuffle == "never",
-        ("gather", "accumulate"): is_whole,
-        ("compile", "deterministic"): is_tuned and options.deterministic,
-    }
-    for (name, other), is_so in exclude.items():
-        if is_so:
-            raise OptionsError(
-                f"{name} and {other}={getattr(options, other)!r} exclude each other: "
-                f"{_WHY[name]}. Leave one of them out."
-            )
+    resumes = options.resume in (True, "auto")  # the URL of a checkpoint names its own place
+    if resumes and options.checkpoint is None:
+        why = "while checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"
+        raise without_effect(options, "resume", why)
+    for name, other, values, why in _EXCLUDE:
+        value = getattr(options, other)
+        if is_given(options, name) and (value in values if values else is_given(options, other)):
+            raise OptionsError(f"{name} and {other}={value!r} exclude each other: {why}.")
     metrics = options.metrics
     # Outputs and collections name their values only when these are computed.
     if isinstance(metrics, Mapping) or any(hasattr(metric, "compute") for metric in metrics):
@@ -79,10 +66,8 @@ def check_for(options: Any, *, has_validation: bool, num_samples: int | None) ->
             raise without_effect(
                 options, name, "without validation data: did you mean train(..., validation=...)?"
             )
-    if num_samples is None and options.workers is not None:
-        raise without_effect(
-            options, "workers", "on a stream, which every rank walks through alone: leave it out."
-        )
+    if num_samples is None:
+        _check_for_stream(options)
     per_epoch = -(-(num_samples or 0) // options.batch_size)
     planned = options.epochs * per_epoch
     if planned and options.max_steps is not None and options.max_steps > planned:
@@ -92,3 +77,16 @@ def check_for(options: Any, *, has_validation: bool, num_samples: int | None) ->
             f"while epochs is {options.epochs}, which are {planned:,} steps: did you mean "
             f"epochs={-(-options.max_steps // per_epoch)}?",
         )
+
+
+def _check_for_stream(options: Any) -> None:
+    """Refuse what needs to know how many samples there are, or samples that ranks divide."""
+    is_curve = options.schedule in ("cosine", "linear") and options.max_steps is None
+    in_epochs = options.warmup is not None and warmup_of(options.warmup)[1] == "epoch"
+    for name, is_so, meant in (
+        ("workers", options.workers is not None, "each rank walks through all of it: leave it out"),
+        ("schedule", is_curve, "give max_steps, or a callable"),
+        ("warmup", in_epochs, "give a number of steps"),
+    ):
+        if is_so:
+            raise OptionsError(f"{name}={getattr(options, name)!r} on a stream: {meant}.")

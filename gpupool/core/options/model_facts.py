@@ -7,26 +7,15 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.errors import OptionsError
 from gpupool.core.options.training_options import TrainingOptions
 
 
 def check_parameters(model: Any, options: TrainingOptions) -> None:
-    """Refuse parameters that have no shape, and options that name none.
-
-    Raises:
-        OptionsError: a pattern that matches no parameter.
-        TrainingError: a parameter of a lazy module has no shape yet.
-    """
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if type(parameter).__name__ == "UninitializedParameter":
-            raise TrainingError(
-                f"the model's {name} has no shape yet, as its module is lazy: call the model once "
-                "with a batch of inputs before."
-            )
+    """Raise OptionsError for patterns of the options that match no parameter."""
+    names = [name for name, _ in model.named_parameters()]
     for option in ("weight_decay_factors", "learn_rate_factors"):
-        match_factors(option, parameters, getattr(options, option))
+        match_factors(option, names, getattr(options, option))
 
 
 def match_factors(

@@ -18,14 +18,8 @@ LOSSES = {  # name -> class of torch.nn
     "bce_with_logits": "BCEWithLogitsLoss",
 }
 CLASS_METRICS = (
-    "accuracy",
-    "top5",
-    "precision",
-    "recall",
-    "f1",
-    "auc",
-    "pixel_accuracy",
-    "mean_iou",
+    *("accuracy", "top5", "precision", "recall", "f1", "auc"),
+    *("pixel_accuracy", "mean_iou"),
 )
 METRICS = (*CLASS_METRICS, "rmse", "mse", "mae", "r2", "token_accuracy", "perplexity")
 

@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.checks import must, number, parse_duration_s
+from gpupool.core.options.checks import number, parse_duration_s
 from gpupool.core.options.fields import Options, option
 
 PROFILES = ("local", "ssh", "slurm", "mpi", "kubernetes", "sky")
-_name = must(
-    lambda value: isinstance(value, str) and value != "", f"choose one of {', '.join(PROFILES)}"
-)
-
-
-def _time(name: str, value: Any) -> Any:
-    parse_duration_s(value)
-    return value
 
 
 def _limit_s(name: str, value: Any) -> float:
@@ -30,7 +22,7 @@ def _limit_s(name: str, value: Any) -> float:
 class PoolOptions(Options):
     """How a pool is started."""
 
-    profile: str = option("local", _name)
+    profile: str = "local"
     """Where the engines run; "local" is this machine. Else "ssh", "slurm", "mpi", "kubernetes",
     "sky", or the name of a table in gpupool.toml: see docs/guides/clusters.md."""
     n: int | None = option(None, number(whole=True, least=1))
@@ -55,7 +47,7 @@ class PoolOptions(Options):
     """Take GPUs that another pool has locked, or another user computes on, too."""
     env: tuple[str, ...] = ()
     """Names or globs of environment variables that every rank gets."""
-    idle_timeout: str | float | None = option("30m", _time)
+    idle_timeout: str | float | None = "30m"
     """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
     timeout_s: float = option(60.0, number(above=0))
     """Give up starting after this many seconds; those in which a scheduler has no hosts yet do not
@@ -69,6 +61,7 @@ class PoolOptions(Options):
 
     def __post_init__(self) -> None:
         Options.__post_init__(self)
+        parse_duration_s(self.idle_timeout)  # raises
         idle = ("hosts", "words") if self.profile == "local" else ("gpus",)
         beside = dict.fromkeys(idle, f"profile={self.profile!r}")
         if self.device == "cpu":
@@ -76,9 +69,7 @@ class PoolOptions(Options):
             beside |= dict.fromkeys(names, "device='cpu'")
         for name, other in beside.items():
             if value := getattr(self, name):
-                raise OptionsError(
-                    f"{name}={value!r} and {other} exclude each other; leave one of them out."
-                )
+                raise OptionsError(f"{name}={value!r} and {other} exclude each other.")
 
     @property
     def idle_timeout_s(self) -> float | None:

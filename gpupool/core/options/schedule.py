@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import warmup_of
 from gpupool.core.options.training_options import TrainingOptions
 
@@ -24,7 +23,7 @@ def lr_factor(
 
     Args:
         step: counts from 1 over all epochs.
-        steps_per_epoch: 0 where nobody knows; then `check_for_stream` has passed the options.
+        steps_per_epoch: 0 where nobody knows; then `effects.check_for` has passed the options.
         epoch: from 1; computed from `step` if left out.
     """
     # torch's schedulers count the steps that are done, and ours count from 1.
@@ -51,19 +50,6 @@ def lr_factor(
     if options.schedule == "linear":  # LinearLR
         return lowest + (1 - lowest) * (1 - share)
     return lowest + (1 - lowest) * (1 + math.cos(math.pi * share)) / 2  # CosineAnnealingLR
-
-
-def check_for_stream(options: TrainingOptions) -> None:
-    """Raise OptionsError if the learning rate needs to know how many steps an epoch has."""
-    of_curve = options.schedule in ("cosine", "linear") and options.max_steps is None
-    of_warmup = options.warmup is not None and warmup_of(options.warmup)[1] == "epoch"
-    for name, needs_length in {"schedule": of_curve, "warmup": of_warmup}.items():
-        if needs_length:
-            raise OptionsError(
-                f"{name}={getattr(options, name)!r} needs the number of steps in an epoch, which a "
-                "stream does not give: give warmup= in steps, max_steps= for 'cosine' and "
-                "'linear', or a callable schedule."
-            )
 
 
 def warmup_steps(options: TrainingOptions, steps_per_epoch: int) -> int:

@@ -50,7 +50,7 @@ class TrainingOptions(Options):
 
     # ---- the optimizer
     optimizer: Literal["sgdm", "adam", "adamw", "rmsprop"] | Callable[..., Any] = option(
-        "sgdm", checks.function("parameter groups", _OPTIMIZER)
+        "sgdm", must(callable, f"must be a function of parameter groups, as {_OPTIMIZER}.")
     )
     """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop" as in `torch.optim`, or a callable:
     parameter groups -> `torch.optim.Optimizer`, as `torch.optim.Adamax` or
@@ -68,7 +68,7 @@ class TrainingOptions(Options):
 
     # ---- the learning rate over time
     schedule: Literal["none", "piecewise", "cosine", "linear"] | Callable[[int], float] = option(
-        "none", checks.function("step", "'cosine', or lambda step: 1 / step")
+        "none", must(callable, "must be a function of the step, as lambda step: 1 / step.")
     )
     """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "cosine" and "linear"
     (down to `min_factor` at the end), or a callable: step, from 1 -> factor on `lr`."""
@@ -127,7 +127,7 @@ class TrainingOptions(Options):
     "batch", all of it. "auto": the second half of a pair, or the column "label", "labels",
     "target" or "targets"; a function whose second argument is called `batch` gets all."""
     weight: Literal["samples", "tokens"] | Callable[[Any], Any] | None = option(
-        None, checks.function("value that the loss is given", "'tokens', or lambda targets: ...")
+        None, must(callable, "must be a function of the targets, or 'tokens'.")
     )
     """Over what the loss is a mean: "samples", "tokens" (labels that are not -100), or a function
     of what the loss is given, which counts. So ranks with shares of different length equal one.
@@ -175,7 +175,7 @@ class TrainingOptions(Options):
     """"epoch" (unless given), a number of steps, or a time such as "10m"."""
     num_checkpoints: int = option(2, number(whole=True, least=1), _FOLDER)
     """Newest checkpoints that are kept."""
-    resume: str | bool = option(False, checks.resume)
+    resume: str | bool = option(False, checks.flag_or_folder)
     """"auto" resumes from the newest checkpoint in `checkpoint`, if there is one; True, if there is
     none, is an error; the URL of one checkpoint resumes from that; False starts at step 0."""
     overwrite: bool = option(False, flag, _FOLDER)
@@ -242,19 +242,14 @@ def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
 def merged(
     loss: Any, options: TrainingOptions | None, keywords: Mapping[str, Any]
 ) -> tuple[Any, TrainingOptions]:
-    """The loss and the options of a call of `train`: `keywords` replace single fields of `options`.
-
-    Options in the place of the loss, `train(model, dataset, options)`, count as options.
+    """The loss and options of a call of `train`: `keywords` replace single fields of `options`.
 
     Raises:
-        OptionsError: a name that is no option, a value that is none, or options given twice.
+        OptionsError: a name that is no option, or a value that is none.
     """
-    if isinstance(loss, TrainingOptions):
-        if options is not None:
-            raise OptionsError("train(...) has TrainingOptions as loss and as options: give one.")
+    if isinstance(loss, TrainingOptions) and options is None:  # train(model, dataset, options)
         loss, options = "auto", loss
-    if options is None:
-        return loss, TrainingOptions(**keywords)
+    options = TrainingOptions() if options is None else options
     if not isinstance(options, TrainingOptions):
         raise OptionsError(
             f"options is a {type(options).__name__}: give a gpupool.TrainingOptions(...), or its "

@@ -239,13 +239,10 @@ def to_wire(stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | Non
 
 
 class Source:
-    """A value that has arrived; `load` makes a new one of it each time.
+    """A value that has arrived; `load` makes a new one of it each time."""
 
-    Where its file `is_reused`, and will have something else, values are copied out of it.
-    """
-
-    def __init__(self, packed: Packed, *, is_reused: bool = False) -> None:
-        self._parts, self._is_reused = packed, is_reused
+    def __init__(self, packed: Packed) -> None:
+        self._parts = packed
         # Opened again, by their paths: then they live as long as we need them, whoever ends.
         self._files = {
             path: MemoryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
@@ -269,7 +266,6 @@ class Source:
                     file = self._files[part.path].descriptor
                     mapped[key] = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_COPY))
                 view = mapped[key][part.start : part.start + part.num_bytes]
-                view = memoryview(bytearray(view)) if self._is_reused else view
             views.append(view.toreadonly() if part.readonly else view)
         *buffers, stream = views
         return unpickler(io.BytesIO(stream), buffers=buffers).load()

@@ -7,7 +7,6 @@ pickle, where they are read. Importing this loads no torch; reading an image doe
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -16,14 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.cache.cache import cached
+from gpupool.data.cache.cache import Cached
 from gpupool.data.datastores.check import CheckResult, check
 from gpupool.data.datastores.labels import among
 from gpupool.data.datastores.preview import Preview, make_preview
 from gpupool.data.datastores.splits import split
 from gpupool.data.datastores.table import Files
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, apply_transform, read_samples
+from gpupool.data.reading.samples import Draw, InParts, apply_transform, read_samples
 from gpupool.data.reading.shards import epoch_order
 from gpupool.data.stores.interface import Source
 
@@ -34,7 +33,7 @@ Sample = tuple[Any, Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Datastore:
+class Datastore(InParts):
     """Labelled images; immutable, every method gives a new datastore.
 
     Args:
@@ -78,21 +77,6 @@ class Datastore:
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def __getitem__(self, index: int) -> Sample:
-        """One sample: (uint8 RGB tensor (3, height, width) or what the transform made, label).
-
-        Raises IndexError beyond the end, SampleError naming the image if it cannot be read.
-        """
-        # `operator.index` takes numpy's integers and refuses floats.
-        return self.__getitems__([operator.index(index)])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch: read at the same time, decoded in threads; in order.
-
-        torch's DataLoader calls this for each batch.
-        """
-        return read_samples(self, indices)
 
     def num_bytes(self, index: int) -> int:
         """The size of sample `index` in the store, as listed: what `fetch` will hold."""
@@ -140,14 +124,10 @@ class Datastore:
 
     def subset(self, indices: ArrayLike) -> Self:
         """The images at `indices` (integers, or one bool per image), in that order."""
-        chosen = np.asarray(indices)
-        # Of an empty list numpy makes floats.
-        if chosen.size == 0:
-            chosen = chosen.astype(np.int64)
-        if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
-            raise OptionsError("indices must be a flat list of integers, or one bool per image")
         # numpy raises what is wrong with them, and counts negative ones from the end.
-        rows = np.arange(len(self))[chosen]
+        rows = np.arange(len(self))[np.asarray(indices) if np.size(indices) else []]
+        if rows.ndim != 1:
+            raise OptionsError("indices must be a flat list of integers, or one bool per image")
         files = tuple(files.take(rows) for files in self.files)
         return self._with(files=files, indices=self.indices[rows])
 
@@ -174,16 +154,12 @@ class Datastore:
         """
         files, indices, names = self.files, [self.indices], list(self.names)
         for other in others:
-            if type(other) is not type(self):
+            # A datastore has one of each setting: those of the others would be lost.
+            if type(other) is not type(self) or other._settings() != self._settings():
                 raise OptionsError(
-                    f"concat takes datastores of the same kind; {type(self).__name__} and "
-                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset"
-                )
-            # A datastore has one of each: those of the others would be lost.
-            if other._settings() != self._settings():
-                raise OptionsError(
-                    "concat: these datastores have another transform, normalization or classes of "
-                    "masks each; concat first, then call with_transform and with_normalization"
+                    f"concat takes datastores that are {type(self).__name__}s, with the same "
+                    "transform, normalization and classes of masks: concat first, then call "
+                    "with_transform and with_normalization; or take torch's ConcatDataset"
                 )
             names += [name for name in other.names if name not in names]
             files = tuple(map(Files.join, files, other.files))
@@ -242,7 +218,7 @@ class Datastore:
 
         Raises OptionsError if there are none, DataError if they differ in size.
         """
-        from gpupool.data.reading.collate import batch_of
+        from gpupool.data.reading.batches import batch_of
 
         if not len(self):
             raise OptionsError(f"{self!r} is empty: there is nothing to read")
@@ -258,20 +234,20 @@ class Datastore:
         Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
         """
-        if len(self) and not any(files.has_versions for files in self.files):
+        if len(self) and not any(files.rows["version"].any() for files in self.files):
             raise OptionsError(
                 f"{self.url} reports no versions (ETags) of its files, so a cache could not see "
                 "that one has changed; read it without cached()"
             )
 
-        def through_cache(files: Files) -> Files:
-            sources = tuple(cached(source, limit_gib, folder) for source in files.sources)
+        found = []
+        for files in self.files:
+            sources = tuple(Cached(source, limit_gib, folder) for source in files.sources)
             for source in sources:
                 # Now, so that a folder that cannot be made is an error of this call, not of a rank.
                 source.open()
-            return replace(files, sources=sources)
-
-        return self._with(files=tuple(map(through_cache, self.files)))
+            found.append(replace(files, sources=sources))
+        return self._with(files=tuple(found))
 
     def _row(self, index: int) -> int:
         return range(len(self))[index]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpupool.core.errors import SampleError
 from gpupool.core.progress import progress
-from gpupool.data.reading.samples import NUM_FETCH_THREADS
-from gpupool.data.stores.threads import reading_threads
+from gpupool.data.reading.samples import tried
 
-_CHUNK = 256  # samples read at once: bounds what an interrupt has to cancel
 _SHOWN = 50
 
 
@@ -87,27 +83,3 @@ def check(dataset: Any) -> CheckResult:
                 bad.append(BadSample(place, name, label, num_bytes, error.reason, detail))
             bar.advance()
     return CheckResult(bad, len(dataset))
-
-
-def tried(
-    places: Sequence[int], fetch: Callable[[int], Any], make: Callable[[int, Any], Any]
-) -> Iterator[Any | SampleError]:
-    """For each place, in order, what `make(place, fetch(place))` gives, or why it cannot be read.
-
-    Many are fetched at once, and made by as many threads as this process has cores.
-    """
-    import torch
-
-    permits = threading.BoundedSemaphore(torch.get_num_threads())
-
-    def read(place: int) -> Any:
-        try:
-            fetched = fetch(place)
-            with permits:
-                return make(place, fetched)
-        except SampleError as error:
-            return error
-
-    for start in range(0, len(places), _CHUNK):
-        with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
-            yield from pool.map(read, places[start : start + _CHUNK])

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from os.path import splitext
 from typing import Any
 
-from gpupool.core.errors import DataError, DataNotFoundError
+from gpupool.core.errors import DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.labels import Labels, labelled
+from gpupool.data.datastores.labels import Labels, labelled, warn
 from gpupool.data.datastores.table import Files
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_of_pictures
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo, Listing
+from gpupool.data.stores.interface import FileRef
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+# Pictures by their names, which may be of formats that no library here decodes.
+_OTHER_EXTENSIONS = {
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
+    *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
+}
 
 
 class ImageDatastore(Datastore):
@@ -40,8 +48,7 @@ class ImageDatastore(Datastore):
     several ways ("cat/monday/1.jpg"), unless `extensions` or `classes` say what is meant.
 
     Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
-    if a folder below `url` holds none, if a name has backslashes, or if a table has rows without an
-    image; OptionsError for what is no label.
+    or if a table has rows without an image; OptionsError for what is no label.
     """
 
     def __init__(
@@ -54,55 +61,52 @@ class ImageDatastore(Datastore):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
-        listing = find_files(folder, extensions, "images")
-        if isinstance(labels, str):
-            _check_folders(folder, listing)
-        paths = [image.path for image in listing.files]
-        files = table(folder, listing.files)
+        found = find_files(folder, extensions, "images")
+        files = table(folder, found)
+        paths = [image.path for image in found]
         kept, indices, names = labelled(paths, files.url, labels, classes)
         super().__init__((files.take(kept),), indices, names)
 
 
-def list_folder(folder: Folder) -> Listing:
+def list_folder(folder: Folder) -> list[FileRef]:
     """`Folder.list_files`, with a bar that counts if it takes long."""
     with progress("Listing", unit="files") as bar:
-        listing = folder.list_files(bar.update)
-        bar.update(len(listing.files))
-    return listing
+        found = folder.list_files(bar.update)
+        bar.update(len(found))
+    return found
 
 
-def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> Listing:
-    """What lies below a folder, with the files that are `what`, by their extensions in any case.
+def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> list[FileRef]:
+    """The files below a folder that are `what`, by their extensions in any case.
 
     Warns of pictures with others. Raises DataNotFoundError if there is none.
     """
-    listing = list_folder(folder)
+    found = list_folder(folder)
     extensions = [extensions] if isinstance(extensions, str) else extensions
-    warn_of_pictures((file.path for file in listing.files), extensions)
+    _warn_of_pictures((file.path for file in found), extensions)
     endings = tuple(extension.lower() for extension in extensions)
-    files = [file for file in listing.files if file.path.lower().endswith(endings)]
+    files = [file for file in found if file.path.lower().endswith(endings)]
     if not files:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"
         )
-    return Listing(files, listing.folders)
+    return files
 
 
-def table(folder: Folder, found: Sequence[FileInfo]) -> Files:
+def table(folder: Folder, found: Sequence[FileRef]) -> Files:
     """The files of a folder, in this order."""
     rows = ((0, file.version, file.size, 0) for file in found)
     return Files.of((folder,), (file.path for file in found), rows)
 
 
-def _check_folders(folder: Folder, listing: Listing) -> None:
-    """Raise DataError if there is a class without an image, which training would not show."""
-    # Images may lie deeper: a folder at the top counts as filled by any image below it.
-    filled = {image.path.split("/")[0] for image in listing.files}
-    empty = [name for name in listing.folders if name not in filled]
-    if empty:
-        more = f" (nor do {len(empty) - 1} other folders)" if len(empty) > 1 else ""
-        raise DataError(
-            f"{folder.name(empty[0])} holds no images{more}; "
-            "remove it, or pass labels= a function from an image's URL to its label",
-            "empty class",
+def _warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
+    """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
+    if tuple(extensions) != IMAGE_EXTENSIONS:
+        return
+    found = Counter(splitext(path)[1].lower() for path in paths)
+    if others := {ending: found[ending] for ending in sorted(_OTHER_EXTENSIONS & set(found))}:
+        shown = ", ".join(f"{ending} {number:,}" for ending, number in others.items())
+        warn(
+            f"files are left out: {sum(others.values()):,} ({shown}); "
+            'take them too with extensions=(".jpg", ...), or convert them'
         )

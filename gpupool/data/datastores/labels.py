@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import posixpath
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,19 +14,18 @@ from numpy.typing import NDArray
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.terminal import plain, without_controls
-from gpupool.data.datastores.told import warn
 from gpupool.data.reading.shards import Indices
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
 UrlOf = Callable[[int], str]
-# What Windows and careless programs write for a slash.
-_NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
-
-_FUNCTION = "labels= a function from an image's URL to its label"
 
 
 def labelled(
-    paths: Sequence[str], url_of: UrlOf, labels: Labels, classes: Sequence[str] | None
+    paths: Sequence[str],
+    url_of: UrlOf,
+    labels: Labels,
+    classes: Sequence[str] | None,
+    known: Sequence[str] | None = None,
 ) -> tuple[Indices, NDArray[np.int32], tuple[str, ...]]:
     """The places of the files that have a label, their indices, and the names of the classes.
 
@@ -35,27 +35,33 @@ def labelled(
     Args:
         paths: of the files, below the URL of their datastore.
         url_of: gives the URL of the file at a place in `paths`.
-        labels: as of `ImageDatastore`; a function is asked in the order of `paths`.
+        labels: as of `ImageDatastore`.
         classes: the names that must hold every label, if they are given.
+        known: the label of each file, where that need not be found out.
 
     Raises OptionsError for what is no label, or not one of `classes`, DataError for names or a
     table that do not fit.
     """
     if labels is None:
         return np.arange(len(paths)), np.full(len(paths), NO_CLASS, np.int32), ()
-    given = _given(paths, url_of, labels, classes)
-    found = {label for label in given if label is not None}
-    if not found:
-        what = f"labels= gave None for all {len(paths):,} images, as {url_of(0)}"
-        raise DataError(what, "no labels")
+    # A data frame compares element by element, and has no truth.
+    are_folders = isinstance(labels, str) and labels == "foldernames"
+    given: Sequence[str | None] = known or ()
+    if not given and are_folders:
+        given = _by_folder(paths, url_of, is_clear=classes is not None)
+    elif not given:
+        given = _chosen(paths, url_of, labels)
     # Names are printed in tables, plots and errors.
-    odd = next((label for label in found if not label or without_controls(label) != label), None)
-    if odd is not None:
+    found = {label for label in given if label is not None}
+    odd = [label for label in found if not label or without_controls(label) != label]
+    if odd or not found:
         raise DataError(
-            f"there are images of {odd!r}; a class is named in one line of text", "class name"
+            f"labels= gave {odd[0] if odd else None!r} for an image, or all, as {url_of(0)}; a "
+            "class is named in one line of text",
+            "no labels",
         )
     # Sorted, as a set has no order: the indices must be those of the next listing, and of any rank.
-    are_numbers = not _are_folders(labels) and all(map(_is_number, found))
+    are_numbers = not are_folders and all(map(_is_number, found))
     names = tuple(sorted(found, key=int if are_numbers else None))
     index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)}
     kept = [place for place, label in enumerate(given) if label is not None]
@@ -63,39 +69,6 @@ def labelled(
     if classes is not None:
         indices, names = among(classes, indices, names), tuple(classes)
     return np.array(kept), indices, names
-
-
-def _given(
-    paths: Sequence[str], url_of: UrlOf, labels: Labels, classes: Sequence[str] | None
-) -> list[str | None]:
-    """The label of each file, None for those to leave out."""
-    if _are_folders(labels):
-        return _by_folder(paths, url_of, is_clear=classes is not None)
-    if isinstance(labels, Mapping):
-        return _by_table(labels.items(), paths, url_of)
-    # Before callables: no library is imported, so an attribute has to show what it is.
-    if hasattr(labels, "columns"):
-        frame: Any = labels
-        columns = list(map(str, frame.columns))
-        if not {"path", "label"} <= set(columns):
-            raise OptionsError(
-                f"the table of labels has the columns {plain(', '.join(columns))}; "
-                'name those of path and label so: labels.rename(columns={"file": "path"})'
-            )
-        return _by_table(zip(frame["path"], frame["label"], strict=True), paths, url_of)
-    if callable(labels):
-        urls = map(url_of, range(len(paths)))
-        made = ((url, labels(url)) for url in urls)
-        return [None if label is None else _text(label, url) for url, label in made]
-    raise OptionsError(
-        f'labels={labels!r} must be "foldernames", a function of the URL, a mapping of paths to '
-        "labels, or a data frame, as pandas.read_csv gives"
-    )
-
-
-def _are_folders(labels: Labels) -> bool:
-    # A data frame compares element by element, and has no truth.
-    return isinstance(labels, str) and labels == "foldernames"
 
 
 def among(
@@ -118,62 +91,60 @@ def among(
     return changed
 
 
-def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str | None]:
+def warn(message: str) -> None:
+    """A warning at the line of the user's that makes the datastore."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("gpupool."):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, stacklevel=depth)
+
+
+def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str]:
     """The name of the folder that each file lies in."""
-    odd = next((place for place, path in enumerate(paths) if _NO_SLASH.search(path)), None)
-    if odd is not None:
-        raise DataError(
-            f"{url_of(odd)} has backslashes or %2F in its name, where slashes may be meant, so no "
-            f"folder says what it is; upload it again with slashes, or pass {_FUNCTION}",
-            "slashes",
-            url=url_of(odd),
-        )
-    folders = list(map(posixpath.dirname, paths))
-
-    def named(place: int) -> str:
-        # A file at the top has the name of the datastore itself, or of its tar, as its folder.
-        return posixpath.basename(folders[place] or posixpath.dirname(url_of(place)))
-
-    places = {folder: place for place, folder in reversed([*enumerate(folders)])}
-    one, *others = sorted(places)
-    other = next((folder for folder in others if _above(folder) != _above(one)), None)
-    if other is not None and not is_clear:
-        two = (f"{url_of(at)} is of the class {named(at)!r}" for at in (places[one], places[other]))
+    # A file at the top has the name of the datastore itself, or of its tar, as its folder.
+    folders = [posixpath.dirname(path) for path in paths]
+    names = [
+        posixpath.basename(folder or posixpath.dirname(url_of(place)))
+        for place, folder in enumerate(folders)
+    ]
+    # One of those that lie in each folder; those at the top lie in none.
+    examples = {folder and f"/{posixpath.dirname(folder)}": n for n, folder in enumerate(folders)}
+    if len(examples) > 1 and not is_clear:
+        one, other, *_ = (f"{url_of(n)} is of the class {names[n]!r}" for n in examples.values())
         warn(
-            f"The folders can be read in several ways; here {' and '.join(two)}: the folder that "
-            f"an image lies in names its class. If another one is meant, pass {_FUNCTION}; if "
-            "not, classes=."
+            f"The folders can be read in several ways; here {one} and {other}: the folder that an "
+            "image lies in names its class. If another one is meant, pass labels= a function from "
+            "an image's URL to its label; if not, classes=."
         )
-    return list(map(named, range(len(paths))))
+    return names
 
 
-def _above(folder: str) -> str:
-    # The folder of files at the top lies in nothing.
-    return folder and "/" + posixpath.dirname(folder)
-
-
-def _by_table(
-    rows: Iterable[tuple[Any, Any]], paths: Sequence[str], url_of: UrlOf
-) -> list[str | None]:
-    """The label that a table has for each file: by its path, with or without extension, or URL."""
+def _chosen(paths: Sequence[str], url_of: UrlOf, labels: Any) -> list[str | None]:
+    """The label of each file by a table or function, None for those to leave out."""
+    rows: Any = labels.items() if isinstance(labels, Mapping) else None
+    # Before callables: no library is imported, so an attribute has to show what it is.
+    if {"path", "label"} <= set(getattr(labels, "columns", ())):
+        rows = zip(labels["path"], labels["label"], strict=True)
+    urls = map(url_of, range(len(paths)))
+    if rows is None and callable(labels):
+        made = ((url, labels(url)) for url in urls)
+        return [None if label is None else _text(label, url) for url, label in made]
+    if rows is None:
+        raise OptionsError(
+            f'labels={labels!r} must be "foldernames", a function of the URL, a mapping of paths '
+            'to labels, or a data frame with the columns "path" and "label"'
+        )
     label_of: dict[str, str] = {}
     for path, label in rows:
         text = _text(label, plain(str(path)))
-        # The same row twice does no harm; two labels for one file are a mistake in the table.
         if label_of.setdefault(str(path), text) != text:
-            raise DataError(
-                f"labels= has two labels for {path}: {label_of[str(path)]!r} and {text!r}",
-                "two labels",
-            )
-
-    def key_of(place: int) -> str | None:
-        # The exact path comes before the one without an extension: "a.jpg" and "a" may be two rows.
-        names = (paths[place], url_of(place), posixpath.splitext(paths[place])[0])
-        return next((name for name in names if name in label_of), None)
-
-    keys = list(map(key_of, range(len(paths))))
-    unused = sorted(label_of.keys() - set(keys))
-    if unused:
+            raise DataError(f"labels= has two labels for {path}, one of them {text!r}", "no image")
+    # The exact path comes before the one without an extension: "a.jpg" and "a" may be two rows.
+    named = [
+        (path, url, posixpath.splitext(path)[0]) for path, url in zip(paths, urls, strict=True)
+    ]
+    keys = [next((name for name in names if name in label_of), None) for names in named]
+    if unused := sorted(label_of.keys() - set(keys)):
         raise DataError(
             f"labels= has {len(unused):,} of {len(label_of):,} rows without an image, as "
             f"{', '.join(unused[:3])}; there is {url_of(0)}, for example",

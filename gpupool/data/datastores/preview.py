@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.datastores.check import tried
+from gpupool.data.reading.samples import tried
 
 if TYPE_CHECKING:
     import torch

@@ -50,11 +50,6 @@ class Files:
         encoded = [path.encode(errors="surrogateescape") for path in paths]
         return cls(tuple(sources), np.array(list(rows), _ROW), *_packed(encoded))
 
-    @property
-    def has_versions(self) -> bool:
-        """Whether their store has ETags."""
-        return bool(self.rows["version"].any())
-
     def url(self, row: int) -> str:
         """The printable URL of a file."""
         return self.sources[int(self.rows["source"][row])].name(self._path(row))

@@ -3,6 +3,8 @@
 Neighbours in a tar whose names are the same up to the first dot of the last part are one sample:
 
     train-000.tar:  cat01.jpg  cat01.cls  dog07.jpg  dog07.cls  ...
+
+What lies where in a tar is kept in the cache folder of this host; nothing is written beside it.
 """
 
 from __future__ import annotations
@@ -11,27 +13,35 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
+from gpupool.core.terminal import without_controls
+from gpupool.data.cache.cache import kept
+from gpupool.data.cache.cache_folder import cache_folder
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.images import list_folder
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, list_folder
 from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
-from gpupool.data.datastores.tar_index import Member, Tar, list_members
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS, warn_left_out, warn_of_pictures
 from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef, Source
+from gpupool.data.stores.threads import in_threads
 
-# The name up to the first dot of its last part, and the rest.
-_KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
-# Members that belong to no sample.
-_META = re.compile(r"__[^/]*__(/|$)")
-_COMPRESSED = (".bz2", ".gz", ".tgz", ".xz", ".zst")
+# The name up to the first dot of its last part.
+_KEY = re.compile(r"((?:.*/|)[^.]+)[.][^/]*", re.DOTALL)
+_AT_ONCE = 16  # tars
+_RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_KEPT_BYTES = 1 << 30  # of indices
+_MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
+_MAX_TEXT_BYTES = 1 << 24  # a member larger than this is no label
+Sample = tuple[str, int, int, str]  # the name of its image, where that starts, its size; the label
 
 
 class TarDatastore(Datastore):
@@ -65,93 +75,155 @@ class TarDatastore(Datastore):
         extensions: str | Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        folder, tars = _find_tars(url, dict(storage_options or {}))
+        tars = _find_tars(os.fspath(url), dict(storage_options or {}))
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
-        suffix, _, field = where.partition(":")
         extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
-        rows, paths, named, seen = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
+        rows, paths, texts = list[tuple[int, ...]](), list[str](), list[str]()
+        index = in_threads(partial(_kept_samples, endings=endings, where=where), tars, _AT_ONCE)
         with progress("Reading headers", len(tars), "tars") as bar:
-            for number, members in enumerate(list_members(tars, suffix.lower())):
-                tar = tars[number]
-                for image, label in _samples(tar, members, endings, suffix, field):
-                    rows.append((number, tar.file.version, image.size, image.start))
-                    paths.append(image.name)
-                    named.append(label)
-                seen += [member.name for member in members if "/." not in f"/{member.name}"]
+            for number, samples in enumerate(index):
+                for path, start, size, text in samples:
+                    rows.append((number, tars[number].file.version, size, start))
+                    paths.append(path)
+                    texts.append(text)
                 bar.advance()
-        warn_of_pictures(seen, extensions)
         if not rows:
             raise DataNotFoundError(
-                f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
+                f"the {len(tars):,} tars at {tars[0].shown_url} hold no images with extension "
                 f"{', '.join(extensions)}",
                 "nothing",
             )
         files = Files.of(tars, paths, rows)
-        given = iter(named)
-        labels = (lambda url: next(given)) if suffix else labels
-        kept, indices, names = labelled(paths, files.url, labels, classes)
-        super().__init__((files.take(kept),), indices, names)
+        known = texts if where else None
+        kept, indices, classes = labelled(paths, files.url, labels, classes, known)
+        super().__init__((files.take(kept),), indices, classes)
 
 
-def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[Tar]]:
-    """The folder that was listed, and the tars in it that are meant, sorted by path."""
-    place, pattern = os.fspath(url), "*.tar"
-    parent, slash, last = place.rpartition("/")
+@dataclass(frozen=True)
+class Tar:
+    """The members of a tar as a `Source`: `start` is where one begins in the tar."""
+
+    source: Source
+    file: FileRef
+
+    @property
+    def shown_url(self) -> str:
+        """Where the tar lies, as it may be printed."""
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        """The URL of the tar, and the member's name behind it."""
+        # A name in a tar may hold anything, and the URL is printed.
+        return without_controls(f"{self.source.name(self.file.path)}/{path}")
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        """The contents of a member, by one range; raises what `Source.read` raises."""
+        return self.source.read(self.file, start, file.size)
+
+
+def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
+    """The tars that are meant, sorted by path."""
+    parent, slash, last = url.rpartition("/")
     is_named = last.lower().endswith(".tar") or "*" in last
-    if is_named:
-        place, pattern = parent or slash or ".", last
-    folder = Folder(place, options)
+    folder = Folder((parent or slash or ".") if is_named else url, options)
     # One listing has sizes and versions of all. `*` means no folders below, as in a shell.
-    files = [file for file in list_folder(folder).files if not is_named or "/" not in file.path]
-    chosen = (file for file in files if fnmatch(file.path.lower(), pattern.lower()))
-    tars = [Tar(folder, file.ref) for file in chosen]
+    files = [file for file in list_folder(folder) if not (is_named and "/" in file.path)]
+    pattern = last.lower() if is_named else "*.tar"
+    tars = [Tar(folder, file) for file in files if fnmatch(file.path.lower(), pattern)]
     if not tars:
         raise DataNotFoundError(
             f"{folder.shown_url} holds no {pattern}; compressed ones must be unpacked first, and "
             "several are named by `*`",
             "nothing",
         )
-    if not is_named:
-        paths = (file.path for file in files)
-        warn_left_out(paths, _COMPRESSED, "only .tar can be read by parts")
-    return folder, tars
+    return tars
 
 
-def _samples(
-    tar: Tar, members: Iterable[Member], endings: tuple[str, ...], suffix: str, field: str
-) -> Iterator[tuple[Member, str]]:
-    """The image of each sample of a tar that has one, and its label, "" without a suffix.
+def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+    """As `_samples`; from the cache folder, if the tar has a version and was read before."""
+    url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
+    if not version:
+        return _samples(tar, endings, where)
+    key = "\0".join([url, f"{size} {version}", where, *endings])
 
-    They are grouped as webdataset does: names without a dot, and those like `__this__` or in a
-    folder `__this__/`, belong to no sample. Of two names that differ in case the later one counts.
+    def read() -> bytes:
+        return json.dumps(_samples(tar, endings, where)).encode()
+
+    samples: list[Sample] = json.loads(kept(cache_folder("tars"), _KEPT_BYTES, key, read))
+    return samples
+
+
+def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+    """The image of each sample of a tar that has one; its label lies `where`, "" for nowhere.
+
+    Raises DataError if the tar is damaged or compressed, or a sample has several images or none of
+    the labels; and what `Source.read` raises.
     """
-    keyed = (
-        (match[1], member)
-        for member in members
-        if (match := _KEY.fullmatch(member.name)) and not _META.match(member.name)
-    )
-    # Only neighbours belong together: the same key further on is another sample.
-    for key, found in groupby(keyed, itemgetter(0)):
-        sample = {member.name.lower(): member for _, member in found}
-        images = [member for name, member in sample.items() if name.endswith(endings)]
-        if len(images) > 1:
-            url = tar.name(key)
-            raise DataError(
-                f"the sample {url} has {len(images)} images, {images[0].name} and "
-                f"{images[1].name}; say which: extensions=[...]",
-                "several images",
-                url=url,
-            )
-        for image in images:
-            yield image, _label(tar, key, sample, suffix, field) if suffix else ""
-
-
-def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field: str) -> str:
-    """The label of a sample, in its member with that suffix."""
-    member = sample.get(f"{key}{suffix}".lower())
+    url, samples = tar.source.name(tar.file.path), list[Sample]()
     try:
-        text = member.text if member else ""
+        file: Any = _Headers(tar)
+        # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
+        with tarfile.open(fileobj=file, mode="r:") as opened:
+            # Only neighbours belong together: the same key further on is another sample.
+            for key, members in groupby(_regular(opened), _key_of):
+                sample = {member.name.lower(): member for member in members}
+                images = [one for name, one in sample.items() if key and name.endswith(endings)]
+                if len(images) > 1:
+                    raise DataError(
+                        f"the sample {tar.name(key)} has {len(images)} images, {images[0].name} "
+                        f"and {images[1].name}; say which: extensions=[...]",
+                        "several images",
+                        url=tar.name(key),
+                    )
+                for image in images:
+                    label = _label(tar, file, key, sample, where) if where else ""
+                    samples.append((image.name, image.offset_data, image.size, label))
+            # tarfile takes a header that is damaged or cut off for the end, without a word
+            if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
+    except DataError:
+        raise
+    except Exception as error:  # of hostile headers tarfile raises whatever they lead to
+        # The text of a hostile file's error may be empty.
+        reason = without_controls(str(error)) or type(error).__name__
+        raise DataError(
+            f"{url} is damaged, or no tar file that can be read by parts ({reason}); pack it "
+            "again, without compression",
+            "no tar",
+            url=url,
+        ) from None
+    return samples
+
+
+def _regular(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for member in opened:
+        # tarfile would go back to a header it has read, and so for ever
+        if member.size < 0 or opened.offset < member.offset_data:
+            raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
+        # Its bytes in the tar are not its contents, so a range would be wrong.
+        if member.isreg() and member.sparse is not None:
+            raise tarfile.ReadError(f"{member.name} is a sparse file")
+        if member.isreg():
+            yield member
+
+
+def _key_of(member: tarfile.TarInfo) -> str:
+    match = _KEY.fullmatch(member.name)
+    return match[1] if match else ""
+
+
+def _label(
+    tar: Tar, file: _Headers, key: str, sample: Mapping[str, tarfile.TarInfo], where: str
+) -> str:
+    """The label of a sample, in its member with that suffix."""
+    suffix, _, field = where.partition(":")
+    member = sample.get(f"{key}{suffix}".lower())
+    if member and member.size > _MAX_TEXT_BYTES:
+        raise tarfile.ReadError(f"the label {member.name} has {member.size:,} bytes")
+    try:
+        content = file.at(member.offset_data, member.size) if member else b""
+        text = content.decode(errors="replace")
         label = json.loads(text)[field] if field else text.strip()
         # A bool is an int for Python, but nobody means a class "True".
         if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
@@ -165,3 +237,37 @@ def _label(tar: Tar, key: str, sample: Mapping[str, Member], suffix: str, field:
             "no label",
             url=url,
         ) from None
+
+
+class _Headers:
+    """A tar for tarfile: what lies between two headers comes with them, which is quicker than a
+    request for each header.
+    """
+
+    def __init__(self, tar: Tar) -> None:
+        self._tar = tar
+        self._position = self._start = 0
+        self._data = b""  # from `_start` on
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        self._position = position
+
+    def read(self, size: int) -> bytes:
+        """The bytes of a header, fewer only at the end."""
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        data = self.at(self._position, size)
+        self._position += len(data)
+        return data
+
+    def at(self, position: int, size: int) -> bytes:
+        """The bytes from a position on, fewer only at the end."""
+        end = min(position + size, self._tar.file.size)
+        if not self._start <= position <= end <= self._start + len(self._data):
+            self._start = position
+            wanted = max(size, _RANGE_BYTES)
+            self._data = self._tar.source.read(self._tar.file, position, wanted)
+        return self._data[position - self._start : end - self._start]

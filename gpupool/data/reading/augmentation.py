@@ -44,10 +44,6 @@ _LIKE: dict[Callable[..., Any], Callable[..., Tensor]] = {
 _KEYED = frozenset([*_RANDOM, *_LIKE])
 
 
-class DrawsError(Exception):
-    """Samples have drawn from generators that other threads share: read again where none do."""
-
-
 def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]:
     """Inside, what this thread draws from torch depends on `draw` and `index` alone.
 
@@ -62,7 +58,7 @@ def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]
 def seeded(draw: Draw | None, index: int) -> AbstractContextManager[object]:
     """As `keyed_draws`; the generators of numpy and Python's `random` are seeded as well.
 
-    They are left where drawing takes them: `restore` puts them back.
+    They are left where drawing takes them.
     """
     if draw is None:
         return nullcontext()
@@ -92,11 +88,6 @@ class _Keyed(TorchFunctionMode):
         self._key = key
         self._generators: dict[torch.device, torch.Generator] = {}
         self._default_device: torch.device | None = None
-
-    @property
-    def has_drawn(self) -> bool:
-        """Whether anything was drawn from torch."""
-        return bool(self._generators)
 
     # Every use of torch inside passes through here, so it does no more than it must.
     def __torch_function__(

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.data.reading import subsets
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.samples import Draw, Samples, apply_transform
+from gpupool.data.reading.samples import Draw, InParts, Samples, apply_transform
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
@@ -56,7 +56,7 @@ def resized(image: Tensor, shape: Sequence[int]) -> Tensor:
     return sized
 
 
-class Pictures:
+class Pictures(InParts):
     """Pictures in memory or in files, as `Samples`: (uint8 (3, height, width), -100)."""
 
     def __init__(self, items: Sequence[Any], transform: Transform | None) -> None:
@@ -64,9 +64,6 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.decode(index, self.fetch(index), None)
 
     def fetch(self, index: int) -> Any:
         """What is in memory, or the name and the bytes of a file."""

@@ -20,10 +20,8 @@ import torch
 
 from gpupool.core.machine.limits import little_shared_memory
 from gpupool.data import device as devices
-from gpupool.data.reading.augmentation import DrawsError, generators, restore
-from gpupool.data.reading.collate import Batch, Collate
+from gpupool.data.reading.batches import Batch, Collate, Reading, Rows, is_table
 from gpupool.data.reading.processes import Workers, unread
-from gpupool.data.reading.rows import Reading, Rows, is_table, made
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.subsets import opened
@@ -87,24 +85,21 @@ class _Known:
         self.by_threads = isinstance(whole, Samples)
         self.num_workers: int | None = None
         self._workers: list[Workers] = []
-        self._free: list[Workers] = []
+        self._idle: list[Workers] = []
 
-    def by_workers(
-        self, given: list[Batch | None], batches: Sequence[Indices], reading: Reading
-    ) -> Reads:
-        """Those given, then batches that workers read, which are the next one's afterwards."""
-        while given:
-            yield given.pop(0)  # it is the caller's then
-        if not self._free:
+    def by_workers(self, batches: Sequence[Indices], reading: Reading) -> Reads:
+        """Batches that workers read, which are the next one's afterwards."""
+        if not self._idle:
             self._workers.append(Workers(self._unread, self.num_workers or 1, self.collate))
-            self._free.append(self._workers[-1])
-        workers = self._free.pop()
+            self._idle.append(self._workers[-1])
+        workers = self._idle.pop()
         try:
             yield from workers.read(batches, reading)
         finally:
-            self._free.append(workers)
+            self._idle.append(workers)
 
     def close(self) -> None:
+        """End the workers, also those that hang."""
         for workers in self._workers:
             workers.close()
 
@@ -149,7 +144,6 @@ def _read(
     dataset: Any, batches: Sequence[Indices], reading: Reading, num_workers: int | None
 ) -> Reads:
     mine, passes = [] if _kept is None else _kept, _passes
-    given: list[Batch | None] = []
     same = (one for one in mine if one.dataset is dataset and one.collate is reading.collate)
     known = next(same, None)
     if known is None:
@@ -157,77 +151,55 @@ def _read(
         mine.append(known)
     try:
         if known.by_threads:
-            num_without = 0
-            try:
-                with closing(read_in_threads(known.rows.dataset, batches, reading)) as reads:
-                    for read in reads:
-                        num_without += 1
-                        yield read
-                        del read  # it is the caller's now
-                return
-            except DrawsError:  # before the first sample: these batches had none that is readable
-                known.by_threads, batches = False, batches[num_without:]
-        if known.num_workers is None and num_workers is None:
-            num_empty = next((i for i, one in enumerate(batches) if len(one)), len(batches))
-            given += [None] * num_empty
-            if num_empty < len(batches):
-                num_samples = passes * sum(map(len, batches))
-                batch, num = _first(known.rows, batches[num_empty], reading, num_samples)
-                given.append(batch)
-                known.num_workers = num
-                del batch
-        elif known.num_workers is None:
+            num_read = 0
+            with closing(read_in_threads(known.rows.dataset, batches, reading)) as reads:
+                for read in reads:
+                    num_read += 1
+                    yield read
+                    del read  # it is the caller's now
+            batches = batches[num_read:]
+            known.by_threads = not len(batches)  # else they draw what threads share
+        if known.num_workers is None:
             known.num_workers = num_workers
-        left = batches[len(given) :]
-        if known.num_workers and len(left):
-            yield from read_ahead(known.by_workers(given, left, reading), reading)
+        while known.num_workers is None and len(batches):
+            first, *batches = batches
+            batch = None
+            if len(first):
+                num_samples = passes * (len(first) + sum(map(len, batches)))
+                batch, known.num_workers = _first(known.rows, first, reading, num_samples)
+            yield batch
+            del batch
+        if known.num_workers and len(batches):
+            yield from read_ahead(known.by_workers(batches, reading), reading)
         else:
-            yield from given
-            yield from _here(known.rows, left, reading)
+            yield from _here(known.rows, batches, reading)
     finally:
         if mine is not _kept:
             known.close()
 
 
 def _here(rows: Rows, batches: Sequence[Indices], reading: Reading) -> Reads:
-    """Each batch when it is asked for; what it draws leaves the generators where they were."""
+    """Each batch when it is asked for."""
     for indices in batches:
-        with _generators_kept(rows, reading):
-            batch = rows.batch(indices, reading)
-        yield batch
-        del batch  # it is the caller's now
+        yield rows.batch(indices, reading)
 
 
-def _first(rows: Rows, indices: Indices, reading: Reading, num_samples: int) -> tuple[Batch, int]:
+def _first(
+    rows: Rows, indices: Indices, reading: Reading, num_samples: int
+) -> tuple[Batch | None, int]:
     """The first batch, and how many workers shall read the others."""
-    num_first = min(1, len(indices) - 1)  # it may import modules, and open files
-    with _generators_kept(rows, reading):
-        samples = rows.samples(indices[:num_first], reading)
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
-        samples += rows.samples(indices[num_first:], reading)
-        batch = made(samples, indices, reading)
-        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
-    if any(tensor.is_cuda for tensor in tensors((batch.inputs, batch.targets))):
+    rows.batch(indices[:1], reading)  # it may import modules, and open files
+    wall_s, cpu_s = time.perf_counter(), time.thread_time()
+    batch = rows.batch(indices, reading)
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+    if any(tensor.is_cuda for tensor in tensors(batch)):
         return batch, 0  # a forked process cannot use a GPU
-    num_timed = len(indices) - num_first
     num_cores = torch.get_num_threads()
-    num = num_workers_for(wall_s / num_timed, cpu_s / num_timed, num_samples, num_cores)
+    num = num_workers_for(wall_s / len(indices), cpu_s / len(indices), num_samples, num_cores)
     if num and (said := little_shared_memory()):
         warnings.warn(f"{said} Until then no workers read the data.", stacklevel=2)
         num = 0
     return batch, num
-
-
-@contextmanager
-def _generators_kept(rows: Rows, reading: Reading) -> Iterator[None]:
-    if reading.draw is None or is_table(rows.dataset):
-        yield
-        return
-    before = generators()
-    try:
-        yield
-    finally:
-        restore(before)
 
 
 def num_workers_for(wall_s: float, cpu_s: float, num_samples: int, cores: int) -> int:

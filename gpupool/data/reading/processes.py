@@ -16,10 +16,8 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import torch
@@ -28,15 +26,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
 from gpupool.core.machine.processes import die_with
-from gpupool.data.reading.collate import Collate
-from gpupool.data.reading.rows import Reading, Rows
+from gpupool.data.reading.batches import Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads
 from gpupool.data.reading.trees import pinned
 from gpupool.data.stores.threads import start_threads
 
-_OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
@@ -50,10 +46,10 @@ class Workers:
         if said := little_shared_memory():
             raise DataError(f"{said} Or choose workers=0.", "shared memory")
         self._tasks: list[_Task] = []
-        answers = _Answers(dataset, collate)
         begun: SimpleQueue[DataLoader[Any] | BaseException] = SimpleQueue()
         end: SimpleQueue[None] = SimpleQueue()
-        start_threads("gpupool-workers", [partial(_live, answers, num, self._tasks, begun, end)])
+        answers = _Answers(dataset, collate)
+        start_threads("gpupool-workers", partial(_live, answers, num, self._tasks, begun, end))
         self.close = weakref.finalize(self, end.put, None)
         loader = begun.get()
         if isinstance(loader, BaseException):
@@ -75,8 +71,8 @@ class Workers:
                     "worker died",
                 ) from None
             batch = pickle.loads(sent)  # nosec B301 # from our own process
-            if isinstance(batch, _Raised):
-                raise batch.error()
+            if isinstance(batch, BaseException):
+                raise batch
             if batch is not None and reading.pin:
                 inputs, targets = pinned((batch.inputs, batch.targets))
                 batch = batch._replace(inputs=inputs, targets=targets)
@@ -165,46 +161,17 @@ class _Answers(Dataset[Any]):
             except Exception:  # a class that only the notebook has
                 return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
-            return pickle.dumps(_Raised.of(error))
+            return _packed(error)
 
 
-class _Raised(NamedTuple):
-    """An error, pickled, and where it was raised: from the first frame on that is not ours.
-
-    Each place is a file, a function, a line and a module.
-    """
-
-    pickled: bytes
-    places: list[tuple[str, str, int, str]]
-
-    @classmethod
-    def of(cls, error: BaseException) -> _Raised:
-        """As it was raised here."""
-        places: list[tuple[str, str, int, str]] = []
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            code = frame.f_code
-            if places or not code.co_filename.startswith(_OURS):
-                module = frame.f_globals.get("__name__", "")
-                places.append((code.co_filename, code.co_name, line, module))
-        try:
-            sent = bytes(cloudpickle.dumps(error))
-            pickle.loads(sent)  # nosec B301 # made just now
-        except Exception:  # its class may want arguments of its own
-            words = "".join(traceback.format_exception_only(error)).strip()
-            sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
-        return cls(sent, places)
-
-    def error(self) -> BaseException:
-        """It, as if it had been raised here."""
-        error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
-        found: TracebackType | None = None
-        for path, name, line, module in reversed(self.places):
-            code = compile("import sys\nframe = sys._getframe()", path, "exec")
-            in_line = b"\xef\0" * len(code.co_code)  # all of it, without a column
-            code = code.replace(
-                co_name=name, co_qualname=name, co_firstlineno=line, co_linetable=in_line
-            )
-            names: dict[str, Any] = {"__name__": module}
-            exec(code, names)  # noqa: S102 - our own line # nosec B102 # our own line
-            found = TracebackType(found, names["frame"], names["frame"].f_lasti, line)
-        return error.with_traceback(found)
+def _packed(error: BaseException) -> bytes:
+    """An error, pickled, with a note of where it was raised."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    try:
+        error.add_note(f"A worker raised this:\n{where}")
+        sent = bytes(cloudpickle.dumps(error))
+        pickle.loads(sent)  # nosec B301 # made just now
+    except Exception:  # its class may want arguments of its own
+        words = "".join(traceback.format_exception_only(error)).strip()
+        sent = pickle.dumps(DataError(words, "worker"))
+    return sent

@@ -12,14 +12,16 @@ overlap. Runs anywhere; no torch at import.
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from gpupool.core.errors import SampleError
-from gpupool.data.stores.threads import reading_threads
+from gpupool.data.stores.threads import in_threads
 
 NUM_FETCH_THREADS = 64
 
@@ -91,29 +93,55 @@ class Samples(Protocol):
         """
 
 
-def read_samples(
-    dataset: Samples, indices: Iterable[int], draw: Draw | None = None
-) -> list[tuple[Any, Any]]:
-    """The samples at `indices`, in order: fetched many at once, decoded by as many threads as this
-    process has cores.
+class InParts:
+    """A `Samples` as a map-style dataset."""
 
-    Raises what the first failing sample raised.
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """One sample. Raises IndexError beyond the end, SampleError if it cannot be read."""
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+        """The samples of a batch: read at the same time, decoded in threads; in order.
+
+        torch's DataLoader calls this for each batch.
+        """
+        dataset: Any = self
+        return read_samples(dataset, indices)
+
+
+def read_samples(dataset: Samples, indices: Sequence[int]) -> list[tuple[Any, Any]]:
+    """The samples at `indices`, in order. Raises what the first failing sample raised."""
+    if len(indices) == 1:
+        (place,) = indices
+        return [dataset.decode(place, dataset.fetch(place), None)]
+    samples = []
+    for sample in tried(indices, dataset.fetch, partial(dataset.decode, draw=None)):
+        if isinstance(sample, SampleError):
+            raise sample
+        samples.append(sample)
+    return samples
+
+
+def tried(
+    places: Sequence[int], fetch: Callable[[int], Any], make: Callable[[int, Any], Any]
+) -> Iterator[Any | SampleError]:
+    """For each place, in order, what `make(place, fetch(place))` gives, or why it cannot be read.
+
+    Many are fetched at once, and made by as many threads as this process has cores.
     """
-    places = [int(index) for index in indices]
-    if len(places) < 2:
-        return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
     import torch
 
-    # Many threads wait for the store, but no more decode than there are cores.
     permits = threading.BoundedSemaphore(torch.get_num_threads())
 
-    def read(place: int) -> tuple[Any, Any]:
-        fetched = dataset.fetch(place)
-        with permits:
-            return dataset.decode(place, fetched, draw)
+    def read(place: int) -> Any:
+        try:
+            fetched = fetch(place)
+            with permits:
+                return make(place, fetched)
+        except SampleError as error:
+            return error
 
-    with reading_threads(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch") as pool:
-        return list(pool.map(read, places))
+    yield from in_threads(read, places, min(NUM_FETCH_THREADS, max(1, len(places))))
 
 
 def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:

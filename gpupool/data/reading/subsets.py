@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from gpupool.core.errors import DataError
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, Samples, numbered
+from gpupool.data.reading.samples import Draw, InParts, Samples, numbered
 
 
 def opened(dataset: Any) -> Any:
@@ -51,7 +51,7 @@ def leaf(dataset: Any, index: int, draw: Draw | None = None) -> tuple[Any, int, 
 
 
 @dataclass(frozen=True, eq=False)
-class Nested:
+class Nested(InParts):
     """A `Samples` of a Subset or ConcatDataset."""
 
     whole: Any
@@ -70,9 +70,6 @@ class Nested:
 
     def __len__(self) -> int:
         return len(self.whole)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self.decode(index, self.fetch(index), None)
 
     def fetch(self, index: int) -> Any:
         """What the part fetches."""

@@ -22,14 +22,13 @@ import torch
 
 from gpupool.core.errors import SampleError
 from gpupool.data import device as devices
-from gpupool.data.reading.augmentation import DrawsError, generators, keyed_draws, restore
-from gpupool.data.reading.collate import Batch
-from gpupool.data.reading.rows import Reading, made
+from gpupool.data.reading.augmentation import generators, keyed_draws, restore
+from gpupool.data.reading.batches import Batch, Reading, made
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import tensors
 from gpupool.data.stores.retry import try_until
-from gpupool.data.stores.threads import join_threads, start_threads
+from gpupool.data.stores.threads import start_threads
 
 T = TypeVar("T")
 Reads = Generator[Batch | None, None, None]
@@ -66,7 +65,7 @@ def read_ahead(reads: Generator[T, None, None], reading: Reading) -> Generator[T
     owner = _Owner()
     weakref.finalize(owner, wanted.put, False)  # should an interrupt hit the `finally` below
     try:
-        start_threads(THREAD_NAME, [run])
+        start_threads(THREAD_NAME, run)
         for _ in range(reading.depth):
             wanted.put(True)
         while True:
@@ -98,7 +97,7 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
     """The samples of each entry of `batches`, in order; None if it is empty.
 
     The threads start with the first `next()`, and end with the iterator, however that ends. That
-    raises DrawsError if the samples draw from generators that threads share.
+    ends before the first batch with a sample if samples draw from generators that threads share.
     """
     threads = _Threads(dataset, reading)
     left, under_way = deque(batches), deque[_Batch]()
@@ -122,9 +121,10 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
             # Until the first batch is there, whoever asks for it waits: nobody else draws.
             if reading.draw is not None and not row_bytes and generators() != before:
                 threads.close()
-                threads.join()  # what is read again must not meet what they still draw
+                for thread in threads.running:  # what is read again must not meet what they draw
+                    thread.join()
                 restore(before)
-                raise DrawsError
+                return
             if batch is not None and batch.num:
                 nbytes = sum(one.nbytes for one in tensors((batch.inputs, batch.targets)))
                 row_bytes = max(1, nbytes // batch.num)
@@ -156,17 +156,18 @@ class _Threads:
         self._length = len(dataset)
         self._asked: SimpleQueue[_Place | None] = SimpleQueue()
         self._fetched: SimpleQueue[tuple[_Place, Any] | None] = SimpleQueue()
-        self._started: SimpleQueue[_Raised | None] = SimpleQueue()
-        self._running: list[threading.Thread] = []
+        self._started: SimpleQueue[None] = SimpleQueue()
+        self.running: list[threading.Thread] = []
         self._is_closed = False
 
     def start(self, num_samples: int) -> None:
         """Start them: many fetch, as many decode as there are cores."""
         num_cores = torch.get_num_threads()
-        works = [self._fetch] * min(NUM_FETCH_THREADS, num_samples) + [self._decode] * num_cores
-        self._running = start_threads(THREAD_NAME, works)
+        num_fetching = min(NUM_FETCH_THREADS, num_samples)
+        self.running = start_threads(THREAD_NAME, self._fetch, num_fetching)
+        self.running += start_threads(THREAD_NAME, self._decode, num_cores)
         for _ in range(num_cores):
-            _got(self._started)
+            self._started.get()
         # What a thread sets for itself is also the default of threads that are yet to come.
         torch.set_num_threads(num_cores)
 
@@ -185,10 +186,6 @@ class _Threads:
         self._asked.put(None)
         self._fetched.put(None)
 
-    def join(self) -> None:
-        """Wait for their end."""
-        join_threads(self._running, threading.TIMEOUT_MAX)
-
     def _fetch(self) -> None:
         try_until(lambda: self._is_closed)
         while (asked := self._asked.get()) is not None and not self._is_closed:
@@ -202,22 +199,17 @@ class _Threads:
         self._asked.put(None)
 
     def _decode(self) -> None:
-        try:
-            devices.of(self._reading.device).make_current()  # as above
-            # Each image is worked on by one thread, as there are more of them.
-            torch.get_num_threads()  # the first use in a thread takes over the default
-            torch.set_num_threads(1)
-            self._started.put(None)
-        except BaseException as error:  # as above
-            self._started.put(_Raised(error))
+        # Each image is worked on by one thread, as there are more of them.
+        torch.get_num_threads()  # the first use in a thread takes over the default
+        torch.set_num_threads(1)
+        self._started.put(None)
         while (fetched := self._fetched.get()) is not None and not self._is_closed:
             (batch, number), content = fetched
             try:
                 batch.samples[number] = self._sample(int(batch.indices[number]), content)
                 if next(batch.left) == 0:
-                    made_of = made(batch.samples, batch.indices, self._reading, keyed_draws)
-                    batch.done.put(made_of)
-                    del made_of
+                    devices.of(self._reading.device).make_current()  # as above
+                    batch.done.put(made(batch.samples, batch.indices, self._reading, keyed_draws))
             except BaseException as error:  # as above
                 batch.done.put(_Raised(error))
             del fetched, batch, content

@@ -7,29 +7,36 @@ reads them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from gpupool.core.errors import SampleError
+from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
-from gpupool.data.datastores.check import tried
-from gpupool.data.datastores.images import find_files, table
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, find_files, table
 from gpupool.data.datastores.preview import Preview, make_preview
-from gpupool.data.datastores.told import IMAGE_EXTENSIONS
-from gpupool.data.reading.samples import Draw
-from gpupool.data.segmentation.masks import NUM_IDS, MaskClasses, decode_mask
-from gpupool.data.segmentation.pairs import Match, matched
+from gpupool.data.reading.samples import Draw, tried
+from gpupool.data.segmentation.masks import (
+    NUM_IDS,
+    MaskClasses,
+    decode_mask,
+    laid_over,
+    transformed,
+)
 from gpupool.data.segmentation.patches import RandomPatches
 from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
 
 if TYPE_CHECKING:
     import torch
 
 MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".webp")
+_SHOWN = 3
+Match = str | Callable[[str], str]
 
 
 class SegmentationDatastore(Datastore):
@@ -75,11 +82,10 @@ class SegmentationDatastore(Datastore):
     ) -> None:
         self.mask_classes = MaskClasses.of(classes)
         options = dict(storage_options or {})
-        image_folder, mask_folder = Folder(images_url, options), Folder(masks_url, options)
-        images = find_files(image_folder, image_extensions, "images").files
-        masks = find_files(mask_folder, mask_extensions, "masks").files
-        masks = matched((image_folder, images), (mask_folder, masks), match)
-        pairs = table(image_folder, images), table(mask_folder, masks)
+        folders = Folder(images_url, options), Folder(masks_url, options)
+        images = find_files(folders[0], image_extensions, "images")
+        masks = find_files(folders[1], mask_extensions, "masks")
+        pairs = tuple(map(table, folders, _matched(folders, (images, masks), match)))
         # Each sample has a label; here all have the one without a name.
         super().__init__(pairs, np.zeros(len(images), np.int32), ("",))
 
@@ -131,7 +137,6 @@ class SegmentationDatastore(Datastore):
         damaged, and what the transform raises.
         """
         from gpupool.data.reading.augmentation import keyed_draws
-        from gpupool.data.segmentation.joint_transforms import transformed
 
         image, mask = self.pixels(index, fetched)
         with keyed_draws(draw, index):
@@ -175,8 +180,6 @@ class SegmentationDatastore(Datastore):
 
     def preview(self, num_images: int = 16) -> Preview:
         """Small pictures with their masks laid over: a grid in a notebook, lines elsewhere."""
-        from gpupool.data.segmentation.joint_transforms import laid_over
-
         return make_preview(self.with_transform(laid_over), num_images)
 
     def random_patches(
@@ -191,3 +194,36 @@ class SegmentationDatastore(Datastore):
         height, width = size if isinstance(size, Sequence) else (size, size)
         sides = operator.index(height), operator.index(width)
         return RandomPatches(self, sides, per_image, open_pairs)
+
+
+def _matched(
+    folders: Sequence[Folder], files: Sequence[Sequence[FileRef]], match: Match
+) -> tuple[list[FileRef], list[FileRef]]:
+    """The images, and the mask of each: what `match` makes of the paths of both is the same.
+
+    Raises DataError naming files that have no partner, or share one.
+    """
+    if match != "stem" and not callable(match):
+        raise OptionsError(f'match={match!r} must be "stem", or a function of a path')
+
+    def key_of(file: FileRef) -> str:
+        # The extension of the last part: dots in the names of folders stay.
+        return match(file.path) if callable(match) else os.path.splitext(file.path)[0]
+
+    images, masks = ({key_of(file): file for file in own} for own in files)
+    odd = [
+        folder.name(file.path)
+        for folder, own, others, found in zip(
+            folders, files, (masks, images), (images, masks), strict=True
+        )
+        for file in own
+        if key_of(file) not in others or found[key_of(file)] is not file
+    ]
+    if odd:
+        raise DataError(
+            f"{len(odd):,} images or masks have no partner of their own, as "
+            f"{', '.join(sorted(odd)[:_SHOWN])}. Remove them, or pass match= a function; it makes "
+            "of the path of an image or mask what both have in common",
+            "no partner",
+        )
+    return list(images.values()), [masks[key] for key in images]

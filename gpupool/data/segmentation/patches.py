@@ -8,11 +8,10 @@ is contiguous, and meets few of them.
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +19,15 @@ import numpy as np
 from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data.datastores.base import Sample
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, read_samples
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, InParts
 from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
+from gpupool.data.segmentation.masks import transformed
 
 if TYPE_CHECKING:
     import torch
 
 
-class RandomPatches:
+class RandomPatches(InParts):
     """`per_image` patches of each pair, image and mask cut at the same place: a map-style dataset
     of `len(pairs) * per_image` samples (uint8 (3, height, width), int64 (height, width)).
 
@@ -58,19 +58,10 @@ class RandomPatches:
         height, width = self._size
         return f"RandomPatches({len(self):,} of {height} x {width} from {self._pairs!r})"
 
-    def __getitem__(self, index: int) -> Sample:
-        """One patch: image and mask, or what the transform made of them."""
-        return self.__getitems__([operator.index(index)])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples of a batch, in order; torch's DataLoader calls this."""
-        return read_samples(self, indices)
-
     @property
     def classes(self) -> list[str]:
         """The names of the classes of pixels, by index; none where masks hold the indices."""
-        names: list[str] = self._pairs.classes
-        return names
+        return list(self._pairs.classes)
 
     @property
     def normalization(self) -> Normalization | None:
@@ -97,11 +88,6 @@ class RandomPatches:
             batch.sort()  # a view of `order`; indices of a pair follow each other
         return order
 
-    def num_bytes(self, index: int) -> int:
-        """The part of its files that a patch stands for."""
-        size: int = self._pairs.num_bytes(self._pair_of(index))
-        return size // self._per_image
-
     def fetch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The pixels of the pair, read and decoded once for all patches of it that come soon.
 
@@ -113,13 +99,24 @@ class RandomPatches:
         self, index: int, fetched: tuple[torch.Tensor, torch.Tensor], draw: Draw | None = None
     ) -> Sample:
         """The patch. Raises SampleError if the image is smaller than that."""
+        import torch
+
         from gpupool.data.reading.augmentation import keyed_draws
-        from gpupool.data.segmentation.joint_transforms import transformed
 
         image, mask = fetched
         name = self._pairs.name(self._pair_of(index))
+        have, need = image.shape[1:], self._size
+        if have[0] < need[0] or have[1] < need[1]:
+            has, needs = (" x ".join(map(str, sides)) for sides in (have, need))
+            raise SampleError(
+                f"{name} has {has} pixels, fewer than a patch of {needs}; take smaller patches, or "
+                "leave such images out",
+                name,
+                "too small",
+            )
         with keyed_draws(draw or Draw(0, 0), index % len(self)):
-            rows, columns = _box(image.shape[1:], self._size, name)
+            top, left = (int(torch.randint(have[i] - need[i] + 1, ())) for i in (0, 1))
+            rows, columns = slice(top, top + need[0]), slice(left, left + need[1])
             # cloned, so that a patch does not keep the whole picture
             patch = image[:, rows, columns].clone(), mask[rows, columns].long()
             return transformed(self._pairs.transform, name, *patch)
@@ -128,30 +125,13 @@ class RandomPatches:
         return range(len(self))[index] // self._per_image
 
 
-def _box(shape: Sequence[int], size: tuple[int, int], name: str) -> list[slice]:
-    """Where to cut, drawn from torch's random numbers."""
-    import torch
-
-    sides = list(zip(shape, size, strict=True))
-    if any(have < need for have, need in sides):
-        have, need = (" x ".join(map(str, pixels)) for pixels in (shape, size))
-        raise SampleError(
-            f"{name} has {have} pixels, fewer than a patch of {need}; take smaller patches, or "
-            "leave such images out",
-            name,
-            "too small",
-        )
-    starts = [int(torch.randint(have - need + 1, ())) for have, need in sides]
-    return [slice(start, start + need) for start, need in zip(starts, size, strict=True)]
-
-
 class _OpenPairs:
     """The pixels of the `capacity` pairs that were asked for last; one thread reads each, while
     others that need it wait. Pickles without them."""
 
     def __init__(self, pairs: Any, capacity: int) -> None:
         self._pairs, self._capacity = pairs, capacity
-        self._open: dict[int, SimpleNamespace] = {}  # the last one asked for is the last
+        self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
         self._lock = threading.Lock()
         # Many wait for the store, but no more decode than there are cores: those of the rank.
         cores = os.environ.get("OMP_NUM_THREADS", "")
@@ -163,14 +143,18 @@ class _OpenPairs:
     def pixels(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Image and mask. Raises what reading raises; the next call tries again."""
         with self._lock:
-            pair = self._open.pop(number, None)
-            pair = self._open[number] = pair or SimpleNamespace(lock=threading.Lock(), pixels=None)
+            known = self._open.pop(number, None)
+            pair = self._open[number] = known or Future()
             if len(self._open) > self._capacity:
                 del self._open[next(iter(self._open))]  # whoever uses it has it
-        with pair.lock:
-            if pair.pixels is None:
+        if known is None:
+            try:
                 fetched = self._pairs.fetch(number)
                 with self._permits:
-                    pair.pixels = self._pairs.pixels(number, fetched)
-        image, mask = pair.pixels
+                    pair.set_result(self._pairs.pixels(number, fetched))
+            except BaseException as error:
+                with self._lock:
+                    self._open.pop(number, None)
+                pair.set_exception(error)
+        image, mask = pair.result()
         return image, mask

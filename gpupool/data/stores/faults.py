@@ -63,8 +63,6 @@ def trouble(error: BaseException) -> tuple[str, str]:
     for (kind, words), known in _SIGNS.items():
         if signs & set(known.split()):
             return kind, said or words
-    if isinstance(error, KeyError) and "no item named" in str(error):  # a zip, of older fsspec
-        return "missing", ""
     if "GenericError" in signs and not said:  # obstore's, of the network
         is_silence = re.search("kind: timeout|timedout", str(error).lower())
         return "network", "no answer" if is_silence else "connection broken"
@@ -88,25 +86,23 @@ def sentence(
     error: Exception,
     url: str,
     options: Mapping[str, Any],
-    path: str = "",
-    doing: str = "reading",
-    tries: Tries | None = None,
+    path: str,
+    tries: Tries,
 ) -> DataError:
     """The one sentence that says what has failed, where, and what to do; without any secret.
 
-    `url` and `options` are those of a folder, `path` the file below it, "" for the folder itself;
-    `doing` says what fails.
+    `url` and `options` are those of a folder, `path` the file below it, "" for the folder itself.
     """
-    name, (kind, what) = shown_name(url, path), trouble(error)
+    name, doing, (kind, what) = shown_name(url, path), tries.doing, trouble(error)
     text = without_secrets(" ".join(str(error).split()), options, url)
     where = without_passwords(url)  # a key is refused for all files alike: all ranks say the same
     number = 0 if what else getattr(error, "errno", None) or 0  # of this machine
-    if doing in ("writing", "removing") and number:
+    if number and doing in ("writing", "removing"):
         why = "there is a file where the folder should be"
         if number != errno.EEXIST:
             why = f"cannot be written ({os.strerror(number)})"
-        kind, what = "disk", f"{why}; give another folder"
-    elif number and (kind == "denied" or (kind == "missing" and url.startswith("s3"))):
+        return DataError(f"{name}: {why}; give another folder", "disk", url=name)
+    if number and (kind == "denied" or (kind == "missing" and url.startswith("s3"))):
         kind = "other"  # as of a file with a token: no object's fault, and no key's
     if kind in _KEYS:
         about, said = (name, f"{doing} ") if kind == "denied" else (where, "")
@@ -123,11 +119,11 @@ def sentence(
     if kind == "changed" and path:
         return changed(name)
     if kind == "busy":
-        long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
+        long = f"{tries.failed} times in {tries.passed_s:.0f} s"
         what = f"{doing} failed {long}, most recently with: {what}; try again later"
     elif kind == "unreachable":
         what = f"the store does not answer ({text}); check the network, and AWS_ENDPOINT_URL for s3"
-    elif kind != "disk":
+    else:
         kind, what = "other", f"{type(error).__name__}: {text}" if text else f"{error!r}"
     return DataError(f"{name}: {what}", kind, url=name)
 

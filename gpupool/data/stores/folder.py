@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError, SampleError
+from gpupool.core.terminal import without_controls
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
 from gpupool.data.stores import faults, s3
-from gpupool.data.stores.interface import FileInfo, FileRef, Listing, OnProgress, listing
-from gpupool.data.stores.local import find_local
+from gpupool.data.stores.interface import FileRef, OnProgress, version_of, visible
 from gpupool.data.stores.retry import Tries, counts
 from gpupool.data.stores.threads import interruptible
 
 T = TypeVar("T")
+Quick = Callable[[Any, str], T | None]  # an operation by obstore: of its store and a prefix
 # An ordinary bucket: no access point, no directory bucket, whose addresses follow other rules.
 _PLAIN_S3 = re.compile(r"s3a?://[A-Za-z0-9][\w.-]+(?<!--x-s3)(/[^/?#][^?#]*)?")
 _served: set[str] = set()  # the buckets and hosts that this process has had something from
@@ -63,8 +63,8 @@ class Folder:
         """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         return faults.shown_name(self.url, path)
 
-    def list_files(self, on_progress: OnProgress = lambda _: None) -> Listing:
-        """All files below this folder, at any depth.
+    def list_files(self, on_progress: OnProgress = lambda _: None) -> list[FileRef]:
+        """All files below this folder, at any depth, sorted by path, but for hidden ones.
 
         `on_progress` is called now and then, in any thread, with how many there are so far.
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
@@ -75,7 +75,7 @@ class Folder:
             doing="listing",
             quick=lambda store, prefix: s3.find(store, prefix, on_progress, done),
         )
-        on_progress(len(found.files))
+        on_progress(len(found))
         note_use(self.url)
         return found
 
@@ -85,24 +85,23 @@ class Folder:
         Raises SampleError naming the file if it is missing, empty, or other than `file` says;
         CredentialsError, and DataError when the store keeps failing.
         """
-        if file.size and (start or length is not None):
-            left = max(0, file.size - start)
+        path, listed, version = file
+        if listed and (start or length is not None):
+            left = max(0, listed - start)
             length = left if length is None else min(length, left)
         if length == 0:
             return b""
-        path = file.path
         data, size, etag = self.do(
             lambda filesystem, root: _get(filesystem, f"{root}/{path}", start, length),
             path,
             quick=lambda store, prefix: s3.get(store, prefix + path, start, length),
         )
-        counts.add(reads=1, bytes=len(data))
+        counts.add(reads=1)
         if not data and not start:
             name = self.name(path)
             raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
-        is_other = file.version and etag and FileInfo(path, 0, etag).version != file.version
-        expected = length or file.size
-        if is_other or (file.size and (size or file.size, len(data)) != (file.size, expected)):
+        is_other = version and etag and version_of(etag) != version
+        if is_other or (listed and (size or listed, len(data)) != (listed, length or listed)):
             raise faults.changed(self.name(path))
         return data
 
@@ -111,42 +110,40 @@ class Folder:
         operation: Callable[[Any, str], T],
         path: str = "",
         doing: str = "reading",
-        quick: Callable[[Any, str], T | None] | None = None,
+        quick: Quick[T] | None = None,
     ) -> T:
         """What `operation` gives of a file system and the path of this folder there.
 
         What may pass is tried again; an interrupt ends it at once. `quick` does the same with
-        obstore and a prefix: where it raises, or gives None, `operation` is asked.
+        obstore: where it raises, or gives None, `operation` is asked.
 
         Raises DataError: one sentence, with `path` the file and `doing` what has failed.
         """
         address = "/".join(self.url.split("/")[:3])
-        is_quick = quick is not None and _PLAIN_S3.fullmatch(self.url) is not None
-
-        def ask() -> T:
-            answer = self._asked_quickly(quick) if quick is not None and is_quick else None
-            return self._call(operation) if answer is None else answer
+        fast = quick if _PLAIN_S3.fullmatch(self.url) else None
 
         def persist() -> T:
             with Tries(doing) as tries:
                 while True:
                     try:
-                        answer = ask()
+                        answer = self._quickly(fast) if fast is not None else None
+                        answer = self._call(operation) if answer is None else answer
                     except DataError:
                         raise  # says it already
                     except Exception as error:  # file systems raise whatever they like
                         passing = faults.passing(error, address in _served)
                         if passing is None or not tries.again(*passing):
-                            options = self.storage_options
-                            what = faults.sentence(error, self.url, options, path, doing, tries)
-                            raise what from None
+                            said = faults.sentence(
+                                error, self.url, self.storage_options, path, tries
+                            )
+                            raise said from None
                     else:
                         _served.add(address)
                         return answer
 
-        return interruptible(persist) if is_quick else persist()  # fsspec can be interrupted
+        return interruptible(persist) if fast else persist()  # fsspec can be interrupted
 
-    def _asked_quickly(self, quick: Callable[[Any, str], T | None]) -> T | None:
+    def _quickly(self, quick: Quick[T]) -> T | None:
         """What it gives; None where s3fs is to be asked, also for its error."""
         try:
             made_from, store, prefix = self.__dict__.get("_opened", (None, None, ""))
@@ -187,52 +184,63 @@ class Folder:
         filesystem, root = fsspec.core.url_to_fs(self.url, **options)
         if counts_tries:
             filesystem.retries = 1
+            filesystem.max_concurrency = 1  # to read by parts, it would ask for the size first
         return filesystem, root.rstrip("/")
 
-    def _list_all(self, filesystem: Any, root: str) -> Listing:
+    def _list_all(self, filesystem: Any, root: str) -> list[FileRef]:
         from fsspec.implementations.local import LocalFileSystem
 
         filesystem.invalidate_cache()
         if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-            files, folders = find_local(root)
+            files = list(_files_on_disk(root))
         else:
-            files, folders = [], []
-            found = filesystem.find(root, withdirs=True, detail=True)
-            for full, info in found.items():
-                path = full[len(root) :].strip("/")
+            files = []
+            for full, info in filesystem.find(root, detail=True).items():
+                path, size = full[len(root) :].strip("/"), int(info.get("size") or 0)
+                etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
                 # An object whose key ends in "/" is how S3 consoles make an empty folder.
-                is_folder = info.get("type") == "directory" or full.endswith("/")
-                if path and is_folder:
-                    folders.append(path.split("/")[0])
-                elif path:
-                    etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
-                    files.append(FileInfo(path, int(info.get("size") or 0), etag))
-                elif not is_folder and len(found) == 1:  # http has the page itself in it
-                    what = f"{self.shown_url} is a file; give the folder that holds it"
-                    raise DataError(what, "file", url=self.shown_url)
-        if not any((found := listing(files, folders)).files):
-            raise FileNotFoundError
-        return found
+                if path and not full.endswith("/"):
+                    files.append(FileRef(path, size, version_of(etag)))
+        if found := visible(files):
+            return found
+        if filesystem.isfile(root):
+            what = f"{self.shown_url} is a file; give the folder that holds it"
+            raise DataError(what, "file", url=self.shown_url)
+        raise FileNotFoundError
+
+
+def _files_on_disk(
+    root: str, path: str = "", above: tuple[os.stat_result, ...] = ()
+) -> Iterator[FileRef]:
+    """All files below a folder and those that links lead to, which fsspec does not enter.
+
+    A link back to a folder that it lies in (one of `above`) is not entered again. Raises DataError
+    for what can be neither read nor entered, about which fsspec says nothing.
+    """
+    full = os.path.join(root, path)
+    try:
+        status = os.stat(full)
+        if stat.S_ISREG(status.st_mode):
+            yield FileRef(path, status.st_size)
+            return
+        is_known = any(os.path.samestat(status, one) for one in above)
+        names = [] if is_known else os.listdir(full)
+    except OSError as error:
+        if os.path.lexists(full):  # else it was there a moment ago
+            shown = without_controls(full)
+            what = f"{shown} cannot be listed ({error.strerror}); remove it"
+            raise DataError(what, "unreadable", url=shown) from None
+        return
+    for name in names:
+        if not name.startswith("."):
+            yield from _files_on_disk(root, os.path.join(path, name), (*above, status))
 
 
 def _get(filesystem: Any, full: str, start: int, length: int | None) -> tuple[bytes, int, str]:
     """The bytes of a file; the size of the whole, 0 where that is not known; no ETag."""
-    options = {}
-    kind: type = type(filesystem)
-    if "max_concurrency" in _parameters(kind):
-        options["max_concurrency"] = 1  # in parts, s3fs would ask for the size first
     if length is None:
-        data = filesystem.cat_file(full, **options)
+        data = filesystem.cat_file(full)
         return data[start:], len(data), ""
-    data = filesystem.cat_file(full, start=start, end=start + length, **options)
-    if len(data) > length:
-        data = data[start : start + length]  # some HTTP servers know no ranges
-    return data, 0, ""
-
-
-@cache
-def _parameters(kind: type) -> frozenset[str]:
-    """What a file system's reading takes; to look takes as long as to read a small file."""
-    reader: Any = kind
-    read = getattr(reader, "_cat_file", reader.cat_file)
-    return frozenset(inspect.signature(read).parameters)
+    data = filesystem.cat_file(full, start=start, end=start + length)
+    # some HTTP servers know no ranges
+    return data[start : start + length] if len(data) > length else data, 0, ""

@@ -1,4 +1,4 @@
-"""What lies between stores and what reads them: files, listings, sources. Runs anywhere."""
+"""What lies between stores and what reads them: files, and sources of them. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -11,45 +11,14 @@ OnProgress = Callable[[int], object]  # gets the number of files found so far
 
 
 class FileRef(NamedTuple):
-    """What is kept of a file to read it: path below the source, size in bytes, version.
+    """A file of a source: path below it, size in bytes (0 where that is not known), version.
 
-    `version` is 32 bits of the ETag, 0 where the store has none. A size of 0 is not checked.
+    `version` is 32 bits of the ETag, 0 where the store has none.
     """
 
     path: str
-    size: int
+    size: int = 0
     version: int = 0
-
-
-class FileInfo(NamedTuple):
-    """One file of a listing: path below the folder, size in bytes, ETag ("" where there is none).
-
-    A store that knows no sizes gives 0.
-    """
-
-    path: str
-    size: int
-    etag: str
-
-    @property
-    def version(self) -> int:
-        """32 bits that change when the ETag does; 0 for none, and never for one."""
-        return (xxhash.xxh32_intdigest(self.etag.encode()) or 1) if self.etag else 0
-
-    @property
-    def ref(self) -> FileRef:
-        """What `Source.read` takes."""
-        return FileRef(self.path, self.size, self.version)
-
-
-class Listing(NamedTuple):
-    """What lies below a folder: its files sorted by path, and the names of its sub-folders, sorted.
-
-    Hidden files and folders (whose name starts with a dot) are left out.
-    """
-
-    files: list[FileInfo]
-    folders: list[str]
 
 
 class Source(Protocol):
@@ -70,13 +39,17 @@ class Source(Protocol):
         """
 
 
-def listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
-    """A listing of what was found at any depth, and of sub-folders that may hold no file."""
-    seen = [file for file in files if not _is_hidden(file.path)]
-    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
-    names |= {name for name in folders if not _is_hidden(name)}
-    return Listing(sorted(seen), sorted(names))
+def version_of(etag: str) -> int:
+    """32 bits that change when the ETag does; 0 for none, and never for one."""
+    return (xxhash.xxh32_intdigest(etag.encode()) or 1) if etag else 0
 
 
-def _is_hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path
+def visible(files: Iterable[FileRef]) -> list[FileRef]:
+    """Those of a listing, sorted by path, without hidden ones, below any name that starts with a
+    dot, and what marks a folder: it is empty, and has no extension.
+    """
+    return sorted(
+        file
+        for file in files
+        if "/." not in f"/{file.path}" and (file.size or "." in file.path.rpartition("/")[2])
+    )

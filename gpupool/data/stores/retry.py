@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 from gpupool.core.progress import Progress
 
@@ -15,55 +15,49 @@ _TOLD_AFTER_S = 2.0
 _LONGEST_WAIT_S = 5.0
 
 
-class Counts(NamedTuple):
-    """What this process has read. The difference of two is what happened between them.
+@dataclass
+class Counts:
+    """What was read. The difference of two is what happened between them.
 
-    `reads` are files or ranges that came from a store, `bytes` what they held; `cached_reads` came
-    from the cache instead; `retries` are tries that failed and were made again, `last_reason` why
-    the last one was: "503 SlowDown", "" if there was none.
+    `reads` are files or ranges that came from a store, `cached_reads` came from the cache instead;
+    `retries` are tries that failed and were made again, `last_reason` why the last one was: "503
+    SlowDown", "" if there was none.
     """
 
     reads: int = 0
-    bytes: int = 0
     retries: int = 0
     cached_reads: int = 0
     last_reason: str = ""
 
+    def add(self, reason: str = "", **more: int) -> None:
+        """Add to them, in any thread; `reason` says why something was tried again."""
+        with _lock:
+            for name, number in more.items():
+                setattr(self, name, getattr(self, name) + number)
+            self.last_reason = reason or self.last_reason
+
+    def snapshot(self) -> Counts:
+        """A copy, to which nothing is added."""
+        with _lock:
+            return replace(self)
+
     def __sub__(self, before: Counts) -> Counts:
         return Counts(
             self.reads - before.reads,
-            self.bytes - before.bytes,
             self.retries - before.retries,
             self.cached_reads - before.cached_reads,
             self.last_reason if self.retries > before.retries else "",
         )
 
 
-class Counter:
-    """Adds up `Counts`; any thread may call it."""
-
-    def __init__(self) -> None:
-        self._total = Counts()
-
-    def add(self, reason: str = "", **more: int) -> None:
-        """Add to the counts; `reason` says why something was tried again."""
-        with _lock:
-            old = self._total
-            sums: dict[str, Any] = {name: getattr(old, name) + n for name, n in more.items()}
-            self._total = old._replace(last_reason=reason or old.last_reason, **sums)
-
-    def snapshot(self) -> Counts:
-        """The counts since this process began."""
-        return self._total
-
-
 class _Thread(threading.local):
     is_over: Callable[[], bool] = staticmethod(lambda: False)
 
 
+counts = Counts()
+"""Those of this process since it began."""
 _lock = threading.Lock()
 _thread = _Thread()
-counts = Counter()
 _under_way: set[Tries] = set()
 _line: Progress | None = None  # says what is tried again: one for all threads
 
@@ -100,7 +94,7 @@ class Tries:
         self.failed = 0
         self.reason = "no answer"
         """Why the last one failed; that nothing came, of the first."""
-        self._doing = doing
+        self.doing = doing
         self._is_told = False
         self._began = time.monotonic()
 
@@ -119,8 +113,8 @@ class Tries:
         if _line is None:  # as nearly always
             return
         with _lock:
-            told = (tries for tries in list(_under_way) if tries._is_told)
-            if _line is not None and all(tries.is_over() for tries in told):
+            told = [tries for tries in list(_under_way) if tries._is_told and not tries.is_over()]
+            if _line is not None and not told:
                 _line.close()
                 _line = None
 
@@ -144,7 +138,7 @@ class Tries:
             self._is_told = True
             with _lock:
                 if _line is None:
-                    what = f"{self._doing} is tried again ({reason})"
+                    what = f"{self.doing} is tried again ({reason})"
                     _line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
                     _line.start()
         time.sleep(wait_s)

@@ -11,12 +11,12 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpupool.data.stores.interface import FileInfo, Listing, OnProgress, listing
+from gpupool.data.stores.interface import FileRef, OnProgress, version_of, visible
 
 Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
 # Changing one of them changes which keys and which server s3fs would find.
@@ -188,7 +188,7 @@ def get(store: Any, key: str, start: int, length: int | None) -> tuple[bytes, in
 
 def find(
     store: Any, prefix: str, on_progress: OnProgress, done: dict[str, list[Entry]]
-) -> Listing | None:
+) -> list[FileRef] | None:
     """All objects below a prefix ("" or one that ends in "/"); None where s3fs is to be asked.
 
     Keys come by pages of 1,000, each of which takes the store tens of milliseconds: folders are
@@ -205,39 +205,25 @@ def find(
             async for page in store.list(folder, chunk_size=_PAGE):
                 found += page
                 on_progress(len(found) + sum(map(len, done.values())))
-            done[folder] = found
+            # Of a key that ends in "/", as the folder's own may, obstore leaves the "/" out.
+            done[folder] = [one for one in found if len(one["path"]) > len(folder)]
 
-    async def list_all() -> tuple[list[Entry], list[str]]:
+    async def list_all() -> list[Entry]:
         top = await store.list_with_delimiter_async(prefix or None)
         folders = [f"{one.rstrip('/')}/" for one in top["common_prefixes"]]
         tasks = [list_below(one) for one in folders if one not in done]
         for failed in await asyncio.gather(*tasks, return_exceptions=True):
             if failed is not None:
                 raise failed
-        return list(top["objects"]), folders
+        return [*top["objects"], *(one for folder in folders for one in done[folder])]
 
-    entries, folders = sync(get_loop(), list_all)
-    deep = [one for folder in folders for one in done[folder] if len(one["path"]) > len(folder)]
-    # A key that ends in "/" marks a folder, and obstore leaves the "/" out.
-    marks = {one["path"] for one in deep if not one["size"] and "." not in _last(one["path"])}
-    if marks - {above for one in deep if marks for above in _parents(one["path"])}:
-        return None  # it may be a folder without files, or a file without bytes
     skip = len(prefix)
-    files = [
-        FileInfo(one["path"][skip:], one["size"], _etag(one))
-        for one in entries + deep
-        if len(one["path"]) > skip and one["path"] not in marks
+    found = [
+        FileRef(one["path"][skip:], one["size"], version_of(_etag(one)))
+        for one in sync(get_loop(), list_all)
+        if len(one["path"]) > skip
     ]
-    return listing(files, [one[skip:-1] for one in folders]) if files else None
-
-
-def _last(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
+    return visible(found) or None
 
 
 def _etag(meta: Entry) -> str:

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import _thread
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
 
 from gpupool.data.stores.retry import try_until
 
+S = TypeVar("S")
 T = TypeVar("T")
+_AHEAD = 4  # for each thread: bounds what is done before it is asked for
 
 
 def interruptible(operation: Callable[[], T]) -> T:
@@ -30,35 +31,34 @@ def interruptible(operation: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return operation()
-    is_left = threading.Event()
-    done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+    is_left = False
+    done: SimpleQueue[Future[T]] = SimpleQueue()
 
     def work() -> None:
-        try_until(is_left.is_set)
+        try_until(lambda: is_left)
+        future: Future[T] = Future()
         try:
-            done.put((operation(), None))
+            future.set_result(operation())
         except BaseException as error:  # raised in the main thread
-            done.put((None, error))
+            future.set_exception(error)
+        done.put(future)
 
     _thread.start_new_thread(work, ())
     try:
-        value, error = done.get()
+        return done.get().result()
     except BaseException:
-        is_left.set()
+        is_left = True
         raise
-    if error is not None:
-        raise error
-    return value  # type: ignore[return-value]  # None only if that is what it gave
 
 
-def start_threads(name: str, works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
-    """A thread for each of `works`, started; daemons, so that none keeps the process alive.
+def start_threads(name: str, work: Callable[[], None], num: int = 1) -> list[threading.Thread]:
+    """`num` threads that do `work`, started; daemons, so that none keeps the process alive.
 
     Raises RuntimeError if the system has no more threads.
     """
 
     def start() -> list[threading.Thread]:
-        threads = [threading.Thread(target=work, name=name, daemon=True) for work in works]
+        threads = [threading.Thread(target=work, name=name, daemon=True) for _ in range(num)]
         for thread in threads:
             thread.start()
         return threads
@@ -66,21 +66,22 @@ def start_threads(name: str, works: Sequence[Callable[[], None]]) -> list[thread
     return interruptible(start)
 
 
-@contextmanager
-def reading_threads(num: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Up to `num` threads for what waits. What they still do after the block nobody waits for."""
+def in_threads(function: Callable[[S], T], items: Iterable[S], num: int) -> Iterator[T]:
+    """`function` of each item, in order; of `num` at the same time, as most of them wait.
+
+    What is still done when this is closed, nobody waits for.
+    """
     is_over = threading.Event()
-    pool = ThreadPoolExecutor(num, name, try_until, (is_over.is_set,))
+    pool = ThreadPoolExecutor(num, "gpupool-reading", try_until, (is_over.is_set,))
+    under_way: deque[Future[T]] = deque()
     try:
-        yield pool
+        for item in items:
+            under_way.append(pool.submit(function, item))
+            if len(under_way) >= _AHEAD * num:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
     finally:
         # Not waiting: an interrupt must not hang on a store that does not answer.
         is_over.set()
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def join_threads(threads: Sequence[threading.Thread], most_s: float) -> None:
-    """Wait for their end, but no longer."""
-    deadline = time.monotonic() + most_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))

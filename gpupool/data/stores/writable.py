@@ -60,13 +60,13 @@ class Target(Folder):
         """The bytes of a file."""
         return self.do(lambda fs, root: bytes(fs.cat_file(f"{root}/{path}")), path)
 
-    def end(self, path: str, num_bytes: int) -> tuple[bytes, int]:
-        """The last bytes of a file, and how many it has."""
+    def end(self, path: str, num_bytes: int) -> bytes:
+        """The last bytes of a file."""
 
-        def end_it(filesystem: Any, root: str) -> tuple[bytes, int]:
+        def end_it(filesystem: Any, root: str) -> bytes:
             size = int(filesystem.size(f"{root}/{path}"))
             start = max(0, size - num_bytes)
-            return bytes(filesystem.cat_file(f"{root}/{path}", start=start, end=size)), size
+            return bytes(filesystem.cat_file(f"{root}/{path}", start=start, end=size))
 
         return self.do(end_it, path)
 

@@ -66,9 +66,13 @@ class BatchForm:
         batch = (inputs, targets) if is_pair else inputs
         if self.targets == "batch":
             offered, target = inputs, batch
-            # Of a pair the network gets the inputs, and also the targets if it computes the loss of
-            # them; it may want the labels of anything else.
-            if is_pair and self.gives_loss and self._takes_pair(inputs):
+            # torchvision's networks for detection and nanoGPT, forward(inputs, targets=None), give
+            # the loss of a pair.
+            names, required = self.parameters.names, self.parameters.required
+            wants_both = any(name in LABELS for name in names[1:2]) or (
+                len(required) == 2 and not (isinstance(inputs, (list, tuple, Mapping)))
+            )
+            if is_pair and self.gives_loss and self.inputs == "auto" and wants_both:
                 return Positions(batch), batch
         elif self.targets != "auto":
             place = targets if has_part(targets, self.targets) else batch
@@ -80,21 +84,17 @@ class BatchForm:
             chosen = self._chosen(offered, is_pair)
         else:
             has_all = all(has_part(inputs, name) for name in self.inputs)
-            chosen = self._named(inputs if has_all else batch, self.inputs)
-        parts = chosen.values() if isinstance(chosen, Mapping) else chosen
-        for part in [*parts, target] if isinstance(chosen, (Mapping, list, tuple)) else [target]:
+            place = inputs if has_all else batch
+            parts = [part_of(place, name, "the batch") for name in self.inputs]
+            if all(map(self._accepts, self.inputs)):
+                chosen = Keywords(zip(map(str, self.inputs), parts, strict=True))
+            else:
+                chosen = parts[0] if len(parts) == 1 else Positions(parts)
+        used = list(chosen.values()) if isinstance(chosen, Mapping) else chosen
+        for part in [*used, target] if isinstance(used, (list, tuple)) else [target]:
             if isinstance(part, DataError):  # it stands for a column that cannot be collated
                 raise part
         return chosen, target
-
-    def _takes_pair(self, inputs: Any) -> bool:
-        """Whether the network wants inputs and targets, one after the other."""
-        if self.inputs != "auto":
-            return False
-        # torchvision's networks for detection and nanoGPT are forward(inputs, targets=None).
-        may_take_targets = any(name in LABELS for name in self.parameters.names[1:2])
-        has_two = isinstance(inputs, (list, tuple, Mapping)) and len(inputs) == 2
-        return may_take_targets or (len(self.parameters.required) == 2 and not has_two)
 
     def _split(self, batch: Any) -> tuple[Any, Any]:
         """What is for the network, and the target, of a batch that is no pair."""
@@ -102,13 +102,9 @@ class BatchForm:
             label = label_of(batch)
             if label is not None and len(batch) > 1:
                 return batch, label
-            if not self.needs_target:
-                return batch, batch
-            raise DataError(
-                f"a batch has {_names(batch)}; with one of {', '.join(LABELS)} in it, that is "
-                "the target. Name yours: train(..., targets='NAME').",
-                "no target",
-            )
+            if self.needs_target:
+                raise _unclear(f"{_names(batch)} and no single {', '.join(LABELS)}", "no target")
+            return batch, batch
         is_sequence = isinstance(batch, (list, tuple)) and first_tensor(batch) is not None
         if self.inputs != "auto" or not is_sequence:  # a tensor, or an object of the user's
             return batch, batch
@@ -117,48 +113,34 @@ class BatchForm:
         # As many parts as the network takes, and one more: that is the target.
         if len(batch) > 2 and len(self.parameters.required) == len(batch) - 1:
             return batch[:-1], batch[-1]
-        raise DataError(
-            f"a sample has {len(batch)} parts: say which of them the network gets, and which is "
-            "the target, as train(..., inputs=(0, 1), targets=2).",
-            "no pair",
-        )
+        raise _unclear(f"{len(batch)} parts", "no pair")
 
     def _chosen(self, offered: Any, is_pair: bool) -> Any:
         """What the network is called with, of what is for it.
 
         Of columns: those that it takes by name, the only one, or all as one dict.
         """
-        required, columns = self.parameters.required, offered
-        if not isinstance(columns, Mapping):
-            is_many = isinstance(columns, (list, tuple)) and 1 < len(required) == len(columns)
-            return Positions(columns) if is_many else columns
-        others = columns
-        if not is_pair and any(name in LABELS for name in columns):
-            others = {name: columns[name] for name in columns if name not in LABELS} or columns
-        offered = others
+        required = self.parameters.required
+        if not isinstance(offered, Mapping):
+            is_many = isinstance(offered, (list, tuple)) and 1 < len(required) == len(offered)
+            return Positions(offered) if is_many else offered
+        others = offered
+        if not is_pair:
+            others = {n: part for n, part in offered.items() if n not in LABELS} or offered
         if self.targets == "batch":
             # Columns of data sets are called "label"; networks of Hugging Face take `labels`.
-            label = label_of(columns)
-            adds = label is not None and "labels" not in columns and self._accepts("labels")
-            offered = {**columns, "labels": label} if adds else columns
+            label = label_of(offered)
+            adds = label is not None and "labels" not in offered and self._accepts("labels")
+            offered = {**offered, "labels": label} if adds else offered
+        else:
+            offered = others
         taken = {name: part for name, part in offered.items() if self._accepts(name)}
         if taken and set(required) <= set(taken):
             return Keywords(taken)
         if len(required) > 1:
-            missing = [name for name in required if name not in offered]
-            raise DataError(
-                f"the network takes {', '.join(required)}, and the batch has {_names(columns)}: "
-                f"{', '.join(missing)} is missing. Rename the columns, or say which it gets, in "
-                "order: train(..., inputs=('NAME', ...)).",
-                "no columns",
-            )
+            wanted = f"{_names(offered)}, and the network takes {', '.join(required)}"
+            raise _unclear(wanted, "no columns")
         return next(iter(others.values())) if len(others) == 1 and not is_pair else offered
-
-    def _named(self, batch: Any, names: Sequence[str | int]) -> Any:
-        parts = [part_of(batch, name, "the batch") for name in names]
-        if all(map(self._accepts, names)):
-            return Keywords(zip(map(str, names), parts, strict=True))
-        return parts[0] if len(parts) == 1 else Positions(parts)
 
     def _accepts(self, name: object) -> bool:
         found = self.parameters
@@ -204,6 +186,14 @@ def _without(batch: Any, name: str | int) -> Any:
 
 def _names(batch: Mapping[str, Any]) -> str:
     return ", ".join(map(repr, batch))
+
+
+def _unclear(there: str, kind: str) -> DataError:
+    return DataError(
+        f"a batch has {there}: say which of them the network gets, and which is the target, by "
+        "names or numbers, as train(..., inputs=(0, 1), targets=2).",
+        kind,
+    )
 
 
 # ---- parts by name or number, of batches and of outputs ------------------------------------------

@@ -34,20 +34,11 @@ class Pass:
         if len(self.skipped) <= self.most_skipped or len({one.url for one in self.skipped}) == 1:
             return
         named = ", ".join(f"{one.url} ({one.reason})" for one in self.skipped[:_MAX_NAMED])
-        more = ", ..." if len(self.skipped) > _MAX_NAMED else ""
         raise TrainingError(
             f"{self.name}: {len(self.skipped):,} of {self.num_samples:,} samples could not be "
-            f"read so far, more than the {self.most_skipped:,} that on_error='skip' leaves out: "
-            f"{named}{more}. Repair them."
+            f"read so far, more than the {self.most_skipped:,} that on_error='skip' leaves out, "
+            f"such as {named}. Repair them."
         )
-
-    def check_complete(self, num_counted: int) -> None:
-        """Each sample was counted or skipped, once; raises TrainingError otherwise."""
-        if self.num_samples and num_counted + len(self.skipped) != self.num_samples:
-            raise TrainingError(
-                f"{self.name}: {num_counted:,} samples were counted and {len(self.skipped):,} "
-                f"skipped of {self.num_samples:,}; this is a fault of gpupool, please report it."
-            )
 
 
 class ReadCounts:

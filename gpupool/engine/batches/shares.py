@@ -13,7 +13,7 @@ import numpy as np
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw

@@ -21,8 +21,7 @@ import torch
 from gpupool.core.errors import SampleError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import batch_of, no_sample
-from gpupool.data.reading.rows import Reading
+from gpupool.data.reading.batches import Reading, batch_of, no_sample
 from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.reading.threads import read_ahead
 from gpupool.data.reading.trees import tensors

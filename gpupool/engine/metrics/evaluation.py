@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gpupool.core.options.datasets import in_order
+from gpupool.core.options.datasets import NO_CLASS, in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Skipped
@@ -21,9 +21,6 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import Loss, fits_first, fits_last
-from gpupool.engine.numerics.model_loss import NO_CLASS
-
-NUM_SUMS = 5  # of an `Evaluation`
 
 
 def each_share(
@@ -56,13 +53,19 @@ def each_share(
             use(outputs, share)
 
 
-class Evaluation:
-    """What this rank's shares of a data set give: loss, samples and `metrics`, which are reset.
+class Values(NamedTuple):
+    """Of the samples of all ranks; `accuracy` (0..1) is None where nothing has a class."""
 
-    `sums` is float64 on the device: of the loss its sum, and over how much it is; samples (or
-    pixels) whose class is right, and all that have one; samples. Those of all ranks, added, are
-    those of the data set. `skipped` is what this rank's shares lack.
-    `metrics.compute(world)` gives their values in the end.
+    loss: float
+    accuracy: float | None
+    num_samples: int
+    metrics: dict[str, float]
+
+
+class Evaluation:
+    """What the shares of a data set give: loss, accuracy and `metrics`, which are reset.
+
+    `skipped` is what this rank's shares lack.
     """
 
     def __init__(
@@ -70,7 +73,8 @@ class Evaluation:
     ) -> None:
         self._loss, self._world, self._options, self._metrics = loss, world, options, metrics
         metrics.reset()
-        self.sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=world.device)
+        # Of the loss and of what is right each a sum, and over how much it is; samples.
+        self._sums = torch.zeros(5, dtype=torch.float64, device=world.device)
         self.skipped: list[Skipped] = []
 
     def add(self, outputs: Any, share: Share) -> None:
@@ -85,9 +89,20 @@ class Evaluation:
         if num:
             count = num if gathers else self._loss.num_counted(targets, num)
             correct = count_correct(self._loss, outputs, targets, num) or (0, 0)
+            # A number of Python is multiplied there: its copy would wait for what is queued.
+            one = self._sums.new_ones(())
             numbers = mean_loss.double() * count, count, *correct, num
-            self.sums += torch.stack([_number(number, mean_loss.device) for number in numbers])
+            self._sums += torch.stack([one * number for number in numbers])
             self._metrics.update(outputs, targets)
+
+    def values(self) -> Values:
+        """Those of all ranks; every rank must call it, and gets the same."""
+        total, count, right, labeled, num = self._world.sum(self._sums).tolist()
+        loss = quotient(total, count)
+        metrics = self._metrics.compute(self._world)
+        return Values(
+            math.nan if loss is None else loss, quotient(right, labeled), int(num), metrics
+        )
 
 
 def count_correct(
@@ -112,18 +127,6 @@ def count_correct(
     return ((outputs.detach().argmax(1) == targets) & counts).sum(), counts.sum()
 
 
-def mean_loss(total: float, count: float) -> float:
-    """The loss, of the sums of all ranks; NaN where nothing counts."""
-    return total / count if count else math.nan
-
-
-def accuracy(num_correct: float, num_labeled: float) -> float | None:
-    """A share (0..1), None where nothing has a class."""
-    return num_correct / num_labeled if num_labeled else None
-
-
-def _number(number: float | Tensor, device: torch.device) -> Tensor:
-    """A number on the device. A copy from the host would wait for all that is queued there."""
-    if isinstance(number, Tensor):
-        return number.to(device, torch.float64)
-    return torch.full((), number, dtype=torch.float64, device=device)
+def quotient(total: float, count: float) -> float | None:
+    """A mean, of sums over all ranks; None of nothing."""
+    return total / count if count else None

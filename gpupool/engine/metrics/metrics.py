@@ -3,7 +3,7 @@
 Every rank adds up what it sees; that is put together once, at the end, and every rank then knows
 the same values.
 
-    metrics = make_metrics(["accuracy", "f1"], device)
+    metrics = make_metrics(["accuracy", "f1"])
     metrics.update(outputs, targets)          # of each share, if it has samples
     metrics.compute(world)                    # {'accuracy': 0.93, 'f1': 0.91}, on every rank
 """
@@ -11,7 +11,7 @@ the same values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,20 +19,21 @@ import torch
 from torch import Tensor, nn
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.options.named_measures import check_metrics, name_of
-from gpupool.data.reading.trees import map_tensors
+from gpupool.data.reading.trees import first_tensor
 from gpupool.engine.batches.form import main_output, part_of
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.named import Summed, mean_of, named
-from gpupool.engine.numerics.model_loss import NO_CLASS
+from gpupool.engine.metrics.named import named
+from gpupool.engine.metrics.states import MeanOf, OfTorchmetrics
 
 Picked = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Metrics:
-    """Several metrics of one network, and what of (outputs, targets) each is computed of."""
+    """Several metrics of one network, by name."""
 
-    def __init__(self, entries: Mapping[str, tuple[Summed | _TorchMetric, Picked]]) -> None:
+    def __init__(self, entries: Mapping[str, MeanOf | OfTorchmetrics]) -> None:
         self._entries = entries
 
     @property
@@ -42,14 +43,14 @@ class Metrics:
 
     def reset(self) -> None:
         """Forget everything: a pass over the data begins."""
-        for metric, _ in self._entries.values():
+        for metric in self._entries.values():
             metric.reset()
 
     def update(self, outputs: Any, targets: Any) -> None:
         """Add what the network gave for samples, each of which comes once, on one rank."""
         with torch.no_grad():
-            for metric, pick in self._entries.values():
-                metric.update(*pick(outputs, targets))
+            for metric in self._entries.values():
+                metric.update(outputs, targets)
 
     def compute(self, world: World) -> dict[str, float]:
         """The values over the samples of all ranks; every rank must call it, and gets the same.
@@ -58,10 +59,10 @@ class Metrics:
         """
         if not self._entries:
             return {}
-        by_rank = world.gather({name: one.state() for name, (one, _) in self._entries.items()})
+        by_rank = world.gather({name: one.state() for name, one in self._entries.items()})
         values: dict[str, float] = {}
         problem: TrainingError | None = None
-        for name, (metric, _) in self._entries.items():
+        for name, metric in self._entries.items():
             seen = [rank for rank, states in enumerate(by_rank) if states[name] is not None]
             if not seen:
                 values[name] = math.nan
@@ -79,7 +80,6 @@ class Metrics:
 
 def make_metrics(
     asked: Any,
-    device: torch.device | str = "cpu",
     *,
     scored: Picked = lambda outputs, targets: (main_output(outputs), targets),
     ignored: int = NO_CLASS,
@@ -96,7 +96,7 @@ def make_metrics(
     Raises TrainingError for an unknown one, or two of the same name.
     """
     check_metrics(asked)
-    entries: dict[str, tuple[Summed | _TorchMetric, Picked]] = {}
+    entries: dict[str, MeanOf | OfTorchmetrics] = {}
     for name, metric, pick in _entries(asked, "", scored, lambda *halves: halves):
         if name in entries:
             raise TrainingError(
@@ -104,11 +104,28 @@ def make_metrics(
                 "name."
             )
         if isinstance(metric, str):
-            entries[name] = named(metric, ignored), pick
+            entries[name] = named(metric, pick, ignored)
+        elif _is_of_torchmetrics(metric):
+            entries[name] = _itself(metric, pick)
         else:
-            made = _TorchMetric(metric, device) if _is_of_torchmetrics(metric) else mean_of(metric)
-            entries[name] = made, pick
+            entries[name] = mean_of(metric, pick)
     return Metrics(entries)
+
+
+def mean_of(function: Callable[[Any, Any], Any], pick: Picked) -> MeanOf:
+    """A function (outputs, targets) -> mean over the samples of a batch."""
+
+    def sums(outputs: Any, targets: Any) -> tuple[Tensor, int]:
+        outputs, targets = pick(outputs, targets)
+        first = first_tensor(targets)
+        num = 1 if first is None or not first.ndim else len(first)
+        return torch.as_tensor(function(outputs, targets), dtype=torch.float64) * num, num
+
+    return MeanOf(sums)
+
+
+def _itself(metric: Any, pick: Picked) -> OfTorchmetrics:
+    return OfTorchmetrics(lambda num: metric, lambda *halves: (*pick(*halves), 0))
 
 
 def _entries(
@@ -153,52 +170,3 @@ def _is_of_torchmetrics(metric: object) -> bool:
     return isinstance(metric, nn.Module) and all(
         callable(getattr(metric, name, None)) for name in ("update", "compute", "reset")
     )
-
-
-class _TorchMetric:
-    """A metric, or a collection, of torchmetrics, of which each rank has a part of the samples.
-
-    torchmetrics would gather them itself, in the default process group, where ranks that do not
-    train never answer, and with the defaults of ranks without samples.
-    """
-
-    def __init__(self, metric: Any, device: torch.device | str) -> None:
-        self._metric, self._has_seen = metric.to(device), False
-        # Those that have a state, in it; itself, if it is no wrapper or collection.
-        self._parts = [part for part in metric.modules() if hasattr(part, "_reductions")]
-        for part in self._parts:
-            part.distributed_available_fn = lambda: False
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._metric.reset()
-        self._has_seen = False
-
-    def update(self, outputs: Any, targets: Any) -> None:
-        """Add a batch."""
-        self._metric.update(outputs, targets)
-        self._has_seen = True
-
-    def state(self) -> list[dict[str, Any]] | None:
-        """Its states, on the CPU; None if it has seen nothing."""
-        if not self._has_seen:
-            return None
-        return [
-            {name: map_tensors(Tensor.cpu, getattr(part, name)) for name in part._reductions}
-            for part in self._parts
-        ]
-
-    def merged(self, states: Sequence[list[dict[str, Any]]]) -> Any:
-        """What it computes from the states of all ranks, put together as `Metric._sync_dist` does;
-        it must have been updated here."""
-        for part, of_ranks in zip(self._parts, zip(*states, strict=True), strict=True):
-            for name, reduction in part._reductions.items():
-                values = [state[name] for state in of_ranks]
-                if isinstance(values[0], list):  # becomes that of one process
-                    together: Any = [item for value in values for item in value]
-                else:
-                    together = torch.stack(values)
-                    together = together if reduction is None else reduction(together)
-                setattr(part, name, map_tensors(partial(Tensor.to, device=part.device), together))
-        return map_tensors(Tensor.cpu, self._metric.compute())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
@@ -68,44 +68,23 @@ def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn
     )
 
 
-def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
-    """Whether each of these parameters is, or may be, in the graph of what is minimised."""
-    # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
-    seen: set[Any] = set()
-    found: set[int] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True  # of torch's reentrant checkpoint, which hides what it has computed
-        seen.add(node)
-        found.add(id(getattr(node, "variable", None)))  # of what adds up a leaf's gradient
-        waiting += [following for following, _ in node.next_functions]
-    return all(id(parameter) in found for parameter in parameters)
-
-
 def share_statistics(model: nn.Module, world: World, rank: int = 0) -> None:
     """Give every rank the buffers of one of them: the statistics of "local" batch norms."""
     _share(model.buffers(), world, rank)
 
 
 def _share(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
-    """Give every rank what these tensors hold on one of them; as bytes, so of any number format."""
-    if world.size == 1:
+    """Give every rank what these tensors hold on one of them."""
+    own = list(tensors) if world.size > 1 else []
+    if not own:
         return
-    # One broadcast for each number format: a buffer at a time would cost a round trip each.
-    by_kind: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_kind.setdefault(tensor.dtype, []).append(tensor)
     with torch.no_grad():
-        for kind, own in by_kind.items():
-            flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in own])
-            dist.broadcast(flat, group=world.group, group_src=rank)
-            pieces = flat.split([tensor.nbytes for tensor in own])
-            for tensor, piece in zip(own, pieces, strict=True):
-                tensor.copy_(piece.view(kind).view_as(tensor))
+        # As bytes, in one broadcast: of any number format, and a round trip for all.
+        flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in own])
+        dist.broadcast(flat, group=world.group, group_src=rank)
+        pieces = flat.split([tensor.nbytes for tensor in own])
+        for tensor, piece in zip(own, pieces, strict=True):
+            tensor.copy_(piece.clone().view(tensor.dtype).view_as(tensor))
 
 
 class StepBuffers:

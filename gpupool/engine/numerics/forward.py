@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gpupool.core.wire.state_dicts import modules_with_more
 from gpupool.data import device as devices
 from gpupool.data.reading.samples import key_of
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class ExtraState:
-    """What the modules of a network keep beside tensors; costs nothing where none has any."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = modules_with_more(model)
-
-    def note(self) -> list[Any]:
-        """A copy of it, of each module."""
-        return [copy.deepcopy(module.get_extra_state()) for module in self._modules]
-
-    def put_back(self, noted: list[Any]) -> None:
-        """Make it what was noted, of these modules or of those of a copy of the network."""
-        for module, state in zip(self._modules, noted, strict=True):
-            module.set_extra_state(state)
-
-
 class ForwardState:
-    """The buffers of a network, and what its modules keep beside tensors.
+    """The buffers of a network, which a forward pass may change.
 
-    A module may change a buffer, or put another tensor in its place: `self.mean = 0.9 * self.mean`.
+    It may change one, or put another tensor in its place: `self.mean = 0.9 * self.mean`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,10 +27,8 @@ class ForwardState:
             for module in model.modules()
             for name, _ in module.named_buffers(recurse=False)
         ]
-        self._extra = ExtraState(model)
         self._buffers: list[Tensor] = []
         self._saved: list[Tensor] = []
-        self._saved_extra: list[Any] = []
 
     def save(self) -> None:
         """Keep a copy of what it is now, on its device, in the place of the one before."""
@@ -59,15 +38,12 @@ class ForwardState:
             self._saved = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
         _copy_to(self._saved, buffers)
-        self._saved_extra = self._extra.note()
 
     def restore(self) -> None:
         """Make it what was saved last."""
         _copy_to(self._buffers, self._saved)
         for (module, name), buffer in zip(self._places, self._buffers, strict=True):
-            if getattr(module, name) is not buffer:  # the forward has put another in its place
-                setattr(module, name, buffer)
-        self._extra.put_back(self._saved_extra)
+            setattr(module, name, buffer)
 
 
 def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:

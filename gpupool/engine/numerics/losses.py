@@ -10,8 +10,7 @@ from the targets alone, before the loss is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,18 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.options.named_measures import LOSSES, check_loss, name_of
-from gpupool.data.reading.trees import first_tensor, tensors
+from gpupool.data.reading.trees import first_tensor
 from gpupool.engine.batches.form import has_part, label_of, main_output, part_of
-from gpupool.engine.numerics import model_loss
-from gpupool.engine.numerics.model_loss import NO_CLASS, Counts
 
-# What torchvision's references (segmentation) and the papers (GoogLeNet, Inception) give the loss
-# of an auxiliary classifier.
-_AUXILIARY = {"aux": 0.5, "aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
 # A class that is derived from one of these may compute another mean.
 _OF_CLASSES: dict[type, Callable[..., Tensor]] = {
     nn.CrossEntropyLoss: functional.cross_entropy,
@@ -59,7 +53,7 @@ class Loss:
     """
 
     mean: Callable[[Any, Any], Tensor]
-    num_counted: Counts = model_loss.samples
+    num_counted: Callable[[Any, int], int | Tensor] = lambda targets, num_here: num_here
     scored: Callable[[Any, Any], tuple[Any, Any]] = _scored
     ignored: int = NO_CLASS
     is_of_classes: bool = False
@@ -81,16 +75,15 @@ def make_loss(
 
     A callable is (outputs, targets) -> mean over the samples, or over what `weight` says. Losses of
     classes count what torch does: classes' weights, and not `ignore_index`; they refuse outputs of
-    fewer than `num_classes`, and add those of auxiliary classifiers. None or "output" is what
-    `model` gives itself.
+    fewer than `num_classes`. None or "output" is what `model` gives itself.
 
     Raises TrainingError for what is none, or no mean over the samples.
     """
     if loss in ("output", None):
-        shifts = model_loss.predicts_next(model)
-        scored = partial(model_loss.scores_and_labels, shifts=shifts)
-        counts = model_loss.counter(weight, shifts)
-        return Loss(model_loss.given_loss, counts, scored, is_of_classes=True)
+        shifts = _predicts_next(model)
+        scored = partial(_scores_and_labels, shifts=shifts)
+        counts = partial(_counted, weight, shifts)
+        return Loss(_given_loss, counts, scored, is_of_classes=True)
     check_loss(loss)
     if weight is not None and (not callable(loss) or type(loss).__module__.startswith("torch.nn.")):
         raise TrainingError(
@@ -107,7 +100,7 @@ def make_loss(
         return Loss(mean, mean.num_counted, _scored_classes, mean.ignored, is_of_classes=True)
     if type(loss) in _OF_NUMBERS:
         return Loss(partial(_of_numbers, loss))
-    counts = model_loss.counter(weight or "samples", model_loss.predicts_next(model))
+    counts = partial(_counted, weight or "samples", _predicts_next(model))
     return Loss(partial(_one_number, loss), counts)
 
 
@@ -118,30 +111,6 @@ def _nothing(outputs: Any, targets: Any) -> Tensor:
 
 NO_LOSS = Loss(_nothing, is_of_classes=True)
 """Where only metrics are wanted."""
-
-
-def require_gradient(mean_loss: Tensor) -> None:
-    """Raise TrainingError for a loss from which no gradient goes back into the network."""
-    if not mean_loss.requires_grad:
-        raise TrainingError(
-            "the loss has no gradient: it does not depend on the network's outputs, or was cut off "
-            "from them by .detach(), .item(), .numpy(), argmax, torch.tensor() or torch.no_grad(). "
-            "Compute it from the outputs by functions of torch."
-        )
-
-
-def add_gradient(loss: Tensor) -> None:
-    """`loss.backward()`; TrainingError where the loss mixes numbers of two precisions."""
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        if not str(error).startswith("Found dtype"):
-            raise
-        raise TrainingError(
-            f"the loss mixes numbers of two precisions ({error}): targets made of Python floats "
-            "are float64, the outputs are not. Take targets.float() in the loss, or give float32 "
-            "in the data set."
-        ) from None
 
 
 # ---- classes and numbers: torch's modules -------------------------------------------------------
@@ -185,13 +154,14 @@ def require_outputs(outputs: Any, num_classes: int) -> None:
         )
 
 
-def _only_output(outputs: Any) -> Tensor:
-    """The main output; TrainingError of several, where no loss says which is meant."""
+def only_output(outputs: Any) -> Tensor:
+    """The main output; TrainingError of several, where nobody says which is meant."""
     outputs = main_output(outputs)
     if not isinstance(outputs, Tensor):
         raise TrainingError(
-            f"the network gives a {type(outputs).__name__}, of which this loss takes no part: give "
-            "a function (outputs, targets) -> mean that does."
+            f"there is a {type(outputs).__name__} where one tensor is needed: give a loss function "
+            "(outputs, targets) -> mean that takes a part of it, and name the part that a metric "
+            "is of, metrics={'mask': 'mean_iou'}."
         )
     return outputs
 
@@ -210,13 +180,6 @@ class _ClassMean:
         smoothing = getattr(loss, "label_smoothing", 0.0)
         self._settings = {"label_smoothing": smoothing} if smoothing else {}
 
-    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        loss = self._mean(_only_output(outputs), targets)
-        for name, factor in _AUXILIARY.items():
-            if has_part(outputs, name) and part_of(outputs, name) is not None:
-                loss = loss + factor * self._mean(part_of(outputs, name), targets)
-        return loss
-
     def num_counted(self, targets: Tensor, num_here: int) -> int | Tensor:
         """Over how much it is a mean, see `Loss`."""
         if targets.is_floating_point():  # probabilities of the classes
@@ -229,8 +192,8 @@ class _ClassMean:
             counts = self.weight.double()[targets.where(counts, 0)] * counts
         return counts.sum(dtype=torch.float64) * (num_here > 0)
 
-    def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = classes_first(outputs, targets)
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        outputs = classes_first(only_output(outputs), targets)
         require_outputs(outputs, self._num_classes)
         if targets.is_floating_point():
             return self._function(outputs, targets, self.weight, **self._settings)
@@ -251,7 +214,7 @@ class _ClassMean:
 
 
 def _of_numbers(loss: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
-    mean: Tensor = loss(*aligned(_only_output(outputs), targets))
+    mean: Tensor = loss(*aligned(only_output(outputs), targets))
     return mean
 
 
@@ -292,8 +255,7 @@ def _check_module(loss: nn.Module) -> None:
 
 
 def _one_number(function: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
-    with side_by_side(outputs, targets):
-        mean = function(outputs, targets)
+    mean = function(outputs, targets)
     if not isinstance(mean, Tensor) or mean.ndim:
         found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
         raise TrainingError(
@@ -303,33 +265,75 @@ def _one_number(function: Callable[[Any, Any], Any], outputs: Any, targets: Any)
     return mean
 
 
-def side_by_side(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
-    """Inside, a function of the user's that makes (N, N) of outputs (N, 1) and targets (N,), or the
-    reverse, is refused: it compares each sample with those that happen to be on its rank."""
-    shapes = {tuple(one.shape) for one in tensors([outputs, targets])}
-    pairs = [{shape, (*shape, 1)} for shape in shapes if len(shape) == 1 and shape[0] > 1]
-    return next((_Paired(pair) for pair in pairs if pair <= shapes), nullcontext())
+# ---- a loss that the network gives, and over how much a loss is a mean ------------------------
 
 
-class _Paired(TorchFunctionMode):
-    """Raises TrainingError where tensors of these two shapes become one of each with each."""
+def _given_loss(outputs: Any, batch: Any) -> Tensor:
+    """A number; what is called "loss"; of several numbers by name, as detection has, their sum."""
+    is_named, parts = isinstance(outputs, Mapping), [outputs]
+    if has_part(outputs, "loss"):
+        parts = [part_of(outputs, "loss").mean()]
+    elif isinstance(outputs, (Mapping, tuple)):
+        parts = list(outputs.values() if isinstance(outputs, Mapping) else outputs)
+    numbers = [part for part in parts if isinstance(part, Tensor) and not part.ndim]
+    # Of a tuple, (loss, logits) or (logits, loss), it is the first part, or the only number.
+    if numbers and (len(numbers) == len(parts) if is_named else numbers[0] is parts[0]):
+        return torch.stack(numbers).sum() if is_named else numbers[0]
+    if len(numbers) == 1 and not is_named:
+        return numbers[0]
+    names = f" of {', '.join(map(repr, outputs))}" if is_named else ""
+    raise TrainingError(
+        f"the network gave no loss, only a {type(outputs).__name__}{names}: networks of Hugging "
+        "Face do if the batch has labels (for a language model, collate=transformers."
+        "DataCollatorForLanguageModeling(tokenizer, mlm=False) makes them). Or give a loss: "
+        "train(model, data, loss)."
+    )
 
-    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
-        super().__init__()
-        self._shapes = shapes
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        pair = [part for part in args[:2] if isinstance(part, Tensor)]
-        is_mixed = {tuple(part.shape) for part in pair} == self._shapes
-        # Of one storage they are a vector and its own column, as losses over pairs have them.
-        is_mixed = is_mixed and len({part.untyped_storage().data_ptr() for part in pair}) == 2
-        is_loss = is_mixed and func.__name__.endswith("_loss")
-        found = None if is_loss else func(*args, **(kwargs or {}))
-        # Others take both as well, and compare nothing: view_as, type_as.
-        if is_loss or (is_mixed and getattr(found, "shape", None) == (len(pair[0]),) * 2):
-            raise TrainingError(
-                f"the loss takes numbers of the shapes {tuple(pair[0].shape)} and "
-                f"{tuple(pair[1].shape)} together: each would be compared with each. Give outputs "
-                "and targets the same shape, by squeeze(-1) or unsqueeze(-1)."
-            )
+def _scores_and_labels(outputs: Any, batch: Any, *, shifts: bool) -> tuple[Any, Any]:
+    """Scores of classes and labels; `shifts`: each token is to predict the next one."""
+    scores, labels = main_output(outputs), label_of(batch)
+    are_tokens = isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.ndim == 3
+    if are_tokens and labels.shape == scores.shape[:2]:
+        scores = scores.movedim(-1, 1)
+        return (scores[:, :, :-1], labels[:, 1:]) if shifts else (scores, labels)
+    return scores, labels
+
+
+def _predicts_next(model: nn.Module | None) -> bool:
+    """Whether a network of Hugging Face is a causal language model: its loss shifts the labels."""
+    inner = getattr(model, "get_base_model", None)
+    model = inner() if callable(inner) else model
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    is_named_so = type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
+    return getattr(model, "loss_type", None) == "ForCausalLM" or (
+        hasattr(model, "loss_type") and is_named_so
+    )
+
+
+def _counted(weight: Any, shifts: bool, targets: Any, num_here: int) -> int | Tensor:
+    """What `TrainingOptions.weight` counts; None: labels of tokens where there are, else samples.
+
+    `shifts`: the loss leaves the first label of each sample out.
+    """
+    if weight == "samples":
+        return num_here
+    if callable(weight):
+        number, first = weight(targets), first_tensor(targets)
+        device = getattr(number if isinstance(number, Tensor) else first, "device", None)
+        found = torch.as_tensor(number, dtype=torch.float64, device=device)
+        if found.ndim:
+            raise TrainingError(f"weight= gave shape {tuple(found.shape)}, not one number.")
         return found
+    must_be = weight == "tokens"
+    labels = targets if isinstance(targets, Tensor) and must_be else label_of(targets)
+    is_tensor = isinstance(labels, Tensor)
+    if is_tensor and (must_be or (labels.ndim == 2 and not labels.is_floating_point())):
+        return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
+    if must_be:
+        raise TrainingError(
+            "weight='tokens' counts labels that are not -100, and the batch has no tensor of "
+            "labels: give a function that counts, weight=lambda batch: ..."
+        )
+    return num_here

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from gpupool.engine.batches.share import Share
@@ -24,22 +23,15 @@ class Metrics:
 
     Args:
         metrics: as for `gpupool.evaluate`.
-        device: where they are kept; this rank's device unless given.
         group: the ranks whose samples are put together; all unless given.
 
     Raises:
         TrainingError: an unknown name, or two metrics of the same one.
     """
 
-    def __init__(
-        self,
-        metrics: Any,
-        *,
-        device: torch.device | None = None,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self._world = world_of(group, device)
-        self._metrics = make_metrics(metrics, self._world.device)
+    def __init__(self, metrics: Any, *, group: dist.ProcessGroup | None = None) -> None:
+        self._world = world_of(group)
+        self._metrics = make_metrics(metrics)
 
     def update(self, outputs: Any, batch: Share) -> None:
         """Add what the network gave for a batch of `shard_batches`."""

@@ -48,20 +48,23 @@ class Monitor:
         metrics: Sequence[str],
         num_steps: int,
         title: str,
-        report_every: int | None,
+        groups: Mapping[str, Sequence[str]],
         emit: Callable[[MonitorEvent], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._world, self._emit, self._clock = world, emit, clock
         self._metrics, self._num_steps, self._title = tuple(metrics), num_steps, title
-        self._report_every = report_every
-        self._groups: dict[str, list[str]] = {}
+        grouped = [name for members in groups.values() for name in members]
+        self._require_known(grouped)
+        self._groups = {title: list(members) for title, members in groups.items()}
+        self._groups |= {name: [name] for name in self._metrics if name not in grouped}
         self._info: dict[str, str] = {}
         self._number = next(_numbers)
         self._began = clock()
         self._sums = Sums(world, REPORT_EVERY_S, MAX_BLOCK, clock)
         self._records: list[Row] = []  # since the last report, without their means
         self._wish = self._stopped = self._heeds_stop = self._closed = False
+        self._send("running", [])  # there is a loop
 
     @property
     def stop(self) -> bool:
@@ -89,21 +92,12 @@ class Monitor:
         self._sums.add([(kept[k], weight) if k in kept else (0.0, 0.0) for k in self._metrics])
         self._records.append((step, self._clock() - self._began, {}))
         # All are the same on all ranks, so all report after the same record.
-        if self._is_full or step == self._num_steps:
+        if self._sums.is_full or step == self._num_steps:
             self._report("running")
 
     def request_stop(self) -> None:
         """Wish to stop, on any rank: `stop` becomes true on all, after the next report."""
         self._wish = True
-
-    def group(self, title: str, metrics: Sequence[str]) -> None:
-        """Have metrics drawn in one plot.
-
-        Raises:
-            OptionsError: a metric that `gpupool.monitor` does not know.
-        """
-        self._require_known(metrics)
-        self._groups[title] = list(metrics)
 
     def info(self, **facts: object) -> None:
         """Show facts beside the plots, such as `info(epoch=3)`: those of the first rank."""
@@ -132,17 +126,7 @@ class Monitor:
             self._closed = True  # without the sums: other ranks may be elsewhere
             self._send("failed", [])
 
-    def begin(self) -> None:
-        """Show that there is a loop."""
-        self._send("running", [])
-
     # ---- inside --------------------------------------------------------------------------
-
-    @property
-    def _is_full(self) -> bool:
-        if self._report_every is None:
-            return self._sums.is_full
-        return len(self._records) >= self._report_every
 
     def _report(self, status: str) -> None:
         """Send the records since the last report, with their means; all ranks learn of a stop."""
@@ -169,7 +153,7 @@ class Monitor:
                 title=self._title,
                 num_steps=self._num_steps,
                 world_size=self._world.size,
-                groups=self._all_groups(),
+                groups=self._groups,
                 info=dict(self._info),
                 status=status,
                 heeds_stop=self._heeds_stop,
@@ -177,11 +161,6 @@ class Monitor:
                 rows=rows,
             )
         )
-
-    def _all_groups(self) -> dict[str, list[str]]:
-        """The plots: those asked for, and one for each metric that is in none."""
-        grouped = {name for names in self._groups.values() for name in names}
-        return self._groups | {name: [name] for name in self._metrics if name not in grouped}
 
     def _require_known(self, names: Sequence[str] | Mapping[str, object]) -> None:
         for name in names:
@@ -199,7 +178,6 @@ def monitor(
     num_steps: int = 0,
     title: str = "Training",
     groups: Mapping[str, Sequence[str]] | None = None,
-    report_every: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Monitor:
     """Show the progress of a loop of one's own: plots below the cell, lines in a terminal.
@@ -210,7 +188,6 @@ def monitor(
         metrics: the names that `record` may be given.
         num_steps: how many steps there will be, if that is known.
         groups: title of a plot -> the metrics in it; those in none have one each.
-        report_every: records between two reports; None: as many as take about half a second.
         group: the ranks that take part; all unless given.
 
     Raises:
@@ -220,14 +197,8 @@ def monitor(
         raise OptionsError.of("metrics", metrics, 'give a list of names, such as ["loss"].')
     if num_steps < 0:
         raise OptionsError.of("num_steps", num_steps, "must not be negative; 0 means unknown.")
-    if report_every is not None and report_every < 1:
-        raise OptionsError.of("report_every", report_every, "must be at least 1.")
     control.clear_stop()
-    made = Monitor(world_of(group), metrics, num_steps, title, report_every, _way_out())
-    for name, members in (groups or {}).items():
-        made.group(name, members)
-    made.begin()
-    return made
+    return Monitor(world_of(group), metrics, num_steps, title, groups or {}, _way_out())
 
 
 def _way_out() -> Callable[[MonitorEvent], None]:

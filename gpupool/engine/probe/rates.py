@@ -70,7 +70,7 @@ def store_rate(url: str) -> tuple[int, int, float]:
     Each rank reads files of its own, all at the same time. Raises what reading raises.
     """
     world, folder = World.here(torch.device(this_rank().device)), Folder(url, {})
-    files = [file.ref for file in folder.list_files().files][world.rank :: world.size]
+    files = folder.list_files()[world.rank :: world.size]
     num_bytes = num_files = 0
     began = time.perf_counter()
     with reading_threads(_AT_ONCE, "gpupool-rate") as pool:

@@ -23,8 +23,8 @@ _DEAREST = 10
 class Trace:
     """The trace that `options.profile` asks for: `rank-0.pt.trace.json.gz` and so on, at its URL.
 
-    It begins after `skip` steps of this training, or of what a resumed one still does. `emit` gets
-    what took longest.
+    It begins after `skip` steps of this training, or of what a resumed one still does. `problem`
+    says why it could not be written. `emit` gets what took longest.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Trace:
     ) -> None:
         self._options, self._world, self._emit = options, world, emit
         self._profile: profile | None = None  # while it is recorded
-        self._num_steps, self._problem = 0, ""
+        self._num_steps, self.problem = 0, ""
 
     def check(self) -> None:
         """Make sure that it can be written. Raises DataError if not."""
@@ -46,25 +46,33 @@ class Trace:
         if self._profile is not None and self._options is not None:
             self._profile.step()  # marks the steps in the viewer
             if self._num_steps == self._options.skip + self._options.steps:
-                self._write(self._options)
+                self.write()
         self._begin_if_due()
-
-    def end(self) -> str:
-        """Training is over. Returns what there is to be said if the trace is not what was asked."""
-        options = self._options
-        if options is None or self._num_steps >= options.skip + options.steps:
-            return self._problem
-        if self._profile is not None:
-            self._write(options)
-        asked = f"{options.skip + 1} to {options.skip + options.steps}"
-        short = f"the trace is short: profile asks for steps {asked}, training ended after "
-        return self._problem or short + str(self._num_steps)
 
     def drop(self) -> None:
         """Training has failed: end what was begun, so that another trace can begin."""
         if self._profile is not None:
             self._profile.stop()
         self._profile, self._options = None, None
+
+    def write(self) -> None:
+        """Write what was recorded, if it is not yet: also where training ends before its steps."""
+        if self._profile is None or self._options is None:
+            return
+        # Kernels that still run would be missing from the trace.
+        devices.of(self._world.device).synchronize()
+        with progress("saving the profile"), tempfile.TemporaryDirectory() as folder:
+            self._profile.stop()
+            path = Path(folder) / "trace.json"
+            self._profile.export_chrome_trace(str(path))
+            steps = min(self._options.steps, self._num_steps - self._options.skip)
+            self._emit(ProfileEvent(self._world.rank, steps, _dearest(self._profile)))
+            self._profile = None
+            data = gzip.compress(path.read_bytes(), compresslevel=5)
+            try:
+                Target(self._options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
+            except DataError as error:  # training continues without it
+                self.problem = f"a trace could not be written: {error}"
 
     def _begin_if_due(self) -> None:
         if self._options is None or self._num_steps != self._options.skip:
@@ -75,22 +83,6 @@ class Trace:
         # without `acc_events` some versions warn of cycles, of which there is one here
         self._profile = profile(activities=kinds, acc_events=True)
         self._profile.start()
-
-    def _write(self, options: Profile) -> None:
-        assert self._profile is not None
-        # Kernels that still run would be missing from the trace.
-        devices.of(self._world.device).synchronize()
-        with progress("saving the profile"), tempfile.TemporaryDirectory() as folder:
-            self._profile.stop()
-            path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            self._emit(ProfileEvent(self._world.rank, options.steps, _dearest(self._profile)))
-            self._profile = None
-            data = gzip.compress(path.read_bytes(), compresslevel=5)
-            try:
-                Target(options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
-            except DataError as error:  # training continues without it
-                self._problem = f"a trace could not be written: {error}"
 
 
 def _dearest(traced: profile) -> list[tuple[str, int, float, float]]:

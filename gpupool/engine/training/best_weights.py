@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.wire.events import ValidationEvent
+from gpupool.core.wire.events import ValidationEvent, WarningEvent
 from gpupool.core.wire.state_dicts import load
 from gpupool.engine.checkpoint.weights import copied
-from gpupool.engine.training.early_stopping import weights_warning
 from gpupool.engine.training.run import Run
 
 
@@ -49,8 +48,11 @@ class BestWeights:
             run.kept, run.kept_step = copied(run.evaluated.state_dict()), event.step
         return replace(event, is_best=True)
 
-    def check_finite(self) -> bool:
-        """Whether training may continue from these weights; it ends if not."""
+    def check_finite(self, *, keeps: bool = False) -> bool:
+        """Whether training may continue from these weights, of which a copy is kept if asked.
+
+        If they are not finite, it ends.
+        """
         run = self._run
         # Frozen ones do not change: a mask of -inf among them is no divergence.
         trained = [one for one in run.model.parameters() if one.requires_grad]
@@ -58,14 +60,9 @@ class BestWeights:
             not run.has_diverged
             and not torch.stack([one.isfinite().all() for one in trained]).all()
         ):
-            run.reporter.emit(weights_warning(run.step))
+            run.reporter.emit(diverged("Weights", run.step))
             run.stopped_by = "diverged"
-        return not run.has_diverged
-
-    def keep_if_finite(self) -> bool:
-        """As `check_finite`, and keep a copy of weights that are finite."""
-        run = self._run
-        if self.check_finite():
+        elif keeps and not run.has_diverged:
             if run.kept_step == run.step:  # one copy serves both
                 self._finite = run.kept, run.step
             else:
@@ -82,3 +79,9 @@ class BestWeights:
             run.kept_step = step
         elif run.ema is not None:
             load(run.model, run.ema.module.state_dict())
+
+
+def diverged(what: str, step: int) -> WarningEvent:
+    """The warning where loss or weights are NaN or infinite."""
+    said = f"{what} became NaN or infinite by step {step}: training diverged."
+    return WarningEvent("not finite", f"{said} Try a smaller lr, warmup= or clip=.", step)

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from gpupool.core.wire.events import StepEvent, ValidationEvent
-from gpupool.engine.training.checkpoints import epoch_of
 from gpupool.engine.training.run import Run
 
 EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
@@ -61,43 +60,21 @@ class Callbacks:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._callbacks = tuple(run.options.callbacks)
         self.wants_stop = False
 
-    def call(self, event: str) -> bool:
-        """Call them all; returns, on every rank alike, whether training is to end now.
+    def call(self, event: str) -> None:
+        """Call them all.
 
-        After "step" the answer is in `wants_stop`, and comes with the next report: no rank
-        waits.
-        An error in a callback passes through, with a note that names it.
+        True from one of them ends training, on all ranks. After "step" they learn of it with the
+        next report: no rank waits. An error passes through, with a note that names the callback.
         """
-        if not self._callbacks:
-            return False
-        info = self._info(event)  # made only where a callback sees it: it costs nothing otherwise
-        for callback in self._callbacks:
-            try:
-                wish = callback(info)
-            except Exception as error:
-                name = getattr(callback, "__qualname__", type(callback).__name__)
-                error.add_note(
-                    f"in the callback {name}, at {event!r} after step {info.step}, on rank "
-                    f"{info.rank}: callbacks run on ranks, where what the notebook has set up is "
-                    'not; do that when info.event is "start"'
-                )
-                raise
-            self.wants_stop |= wish is True
-        if event == "step":
-            return False
-        # One rank's True ends training on all: else the others would wait in the next collective.
-        world = self._run.world
-        return bool(world.sum(torch.tensor(int(self.wants_stop), device=world.device)).item())
-
-    def _info(self, event: str) -> CallbackInfo:
         run = self._run
-        return CallbackInfo(
+        if not run.options.callbacks:
+            return
+        info = CallbackInfo(
             event=event,
             step=run.step,
-            epoch=epoch_of(run),
+            epoch=run.complete_epoch,
             lr=float(run.optimizer.param_groups[0]["lr"]),
             last=run.reporter.last_step,
             validation=run.reporter.last_validation,
@@ -107,3 +84,19 @@ class Callbacks:
             world_size=run.world.size,
             elapsed_s=run.reporter.elapsed_s,
         )
+        for callback in run.options.callbacks:
+            try:
+                self.wants_stop |= callback(info) is True
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                error.add_note(
+                    f"in the callback {name}, at {event!r} after step {info.step}, on rank "
+                    f"{info.rank}: callbacks run on ranks, where what the notebook has set up is "
+                    'not; do that when info.event is "start"'
+                )
+                raise
+        # One rank's True ends training on all: else the others would wait in the next collective.
+        if event != "step":
+            wishes = torch.tensor(int(self.wants_stop), device=run.world.device)
+            if run.world.sum(wishes).item():
+                run.stop("callback")

@@ -30,7 +30,6 @@ from gpupool.core.options.checks import parse_duration_s
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import progress
 from gpupool.core.wire import events, state_dicts
-from gpupool.data.reading.normalization import Normalization
 from gpupool.data.stores.writable import Target
 from gpupool.engine.batches.share import Dataset, num_samples
 from gpupool.engine.checkpoint.weights import (
@@ -84,7 +83,7 @@ class Checkpoints:
         be mixed up with.
         """
         self.target.check()
-        ends = {name: self.target.end(name, len(_MARK))[0] for name in self.names()}
+        ends = {name: self.target.end(name, len(_MARK)) for name in self.names()}
         own = {name for name in ends if ends[name] == _MARK and name not in self.passed_over}
         self._replaced = {name for name in own if step_of(name) > step}
         self._own = own - self._replaced
@@ -225,13 +224,6 @@ def _identity(run: Run, dataset: Dataset) -> dict[str, str]:
     }
 
 
-def epoch_of(run: Run) -> int:
-    """The epoch of the last complete step; 0 before the first. `run` may be in the next already."""
-    if not run.step:
-        return 0
-    return run.epoch if run.samples_done else run.epoch - 1
-
-
 class Saving:
     """The checkpoints of one training as `run.options` ask for them; without any it does nothing.
 
@@ -245,6 +237,8 @@ class Saving:
         is_time = isinstance(every, str) and every != "epoch"
         self._every, self._every_s = every, parse_duration_s(every) if is_time else None
         self._saved_step, self._saved_at = -1, time.monotonic()
+        if self._files is not None:
+            run.reporter.news.append(self._files.news)
 
     # ---- when
 
@@ -262,11 +256,6 @@ class Saving:
             return False
         return time.monotonic() - self._saved_at >= self._every_s
 
-    def report_news(self) -> None:
-        """Report checkpoints that became complete, or failed."""
-        while self._files is not None and self._files.news:
-            self._run.reporter.emit(self._files.news.pop(0))
-
     def end(self, within_s: float | None = None) -> None:
         """Save the last complete step, if it is not saved yet, and wait until all is written.
 
@@ -281,7 +270,7 @@ class Saving:
         if is_written and run.step and run.is_step_complete and not run.has_diverged:
             self.save()
             is_written = files.finish(within_s)
-        self.report_news()
+        run.reporter.emit_news()
         if not is_written:
             words = f"the last checkpoint is still being written after {within_s:g} s"
             run.reporter.emit(events.WarningEvent("checkpoint", words, run.step))
@@ -376,11 +365,10 @@ class Saving:
         if run.ema is not None:
             state_dicts.load(run.ema, averaged)
         run.early_stopping.load_state_dict(state["judge"])
-        network = NetworkInfo.of_plain(state["network"])
-        run.input_shape = network.input_shape
+        saved = NetworkInfo.of_plain(state["network"])
         # What the data ask for now holds; what was measured is not measured again.
-        if network.normalization is not None and run.normalization is None:
-            run.normalization = Normalization(*network.normalization)
+        scaling = run.network.normalization or saved.normalization
+        run.network = replace(run.network, normalization=scaling, input_shape=saved.input_shape)
         run.reporter.resume_time(state["elapsed_s"])
         last, validation = state["last_step"], state["last_validation"]
         run.reporter.last_step = last and events.StepEvent(**last)
@@ -398,25 +386,17 @@ def _find(
         return None
     if own is None or options.resume not in ("auto", True):  # the URL of one checkpoint
         folder, _, name = str(options.resume).rstrip("/").rpartition("/")
-        other = Checkpoints(folder or ".")
-        return other.target.name(name), fail_together(world, lambda: other.load(name), "resume: ")
-    newest: dict[str, dict[str, Any]] = {}  # by name: at most one, on the first rank
-
-    def look() -> str:
-        found = own.load_newest()
-        newest.update([found] if found else [])
-        return found[0] if found else ""
-
-    # The first rank's answer holds: another one may already see a newer file.
-    name = on_first(world, look, "resume: ")
+        files = Checkpoints(folder or ".")
+    else:  # The first rank's answer holds: another one may already see a newer file.
+        files = own
+        name = on_first(world, lambda: (files.load_newest() or ("", {}))[0], "resume: ")
     if not name and options.resume is True:
         raise TrainingError(
-            f"resume: {own.target.name('')} holds no checkpoint; 'auto' starts from scratch."
+            f"resume: {files.target.name('')} holds no checkpoint; 'auto' starts from scratch."
         )
     if not name:
         return None
-    state = fail_together(world, lambda: newest.get(name) or own.load(name), "resume: ")
-    return own.target.name(name), state
+    return files.target.name(name), fail_together(world, lambda: files.load(name), "resume: ")
 
 
 def resuming(options: TrainingOptions, world: World) -> TrainingOptions:

@@ -10,19 +10,19 @@ from torch import Tensor
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.datasets import in_order
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.form import PLAIN, BatchForm
+from gpupool.engine.batches.form import BatchForm
 from gpupool.engine.batches.share import Dataset
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 
 Moments = tuple[int, Tensor, Tensor]  # how many values a channel has, their mean and variance
+Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 def fit_normalization(
-    dataset: Dataset, options: TrainingOptions, world: World, form: BatchForm = PLAIN
-) -> Normalization:
+    dataset: Dataset, options: TrainingOptions, world: World, form: BatchForm
+) -> Scaling:
     """Mean and standard deviation of each channel of the inputs; one pass over the data.
 
     Of inputs (N, channels, ...), uint8 ones in 0..1; a channel that never changes has 1.
@@ -46,13 +46,14 @@ def fit_normalization(
             var, mean = torch.var_mean(values, 1, correction=0)
             here = [_joined([*here, (values.shape[1], mean.cpu(), var.cpu())])]
     _, mean, var = _joined([one for of_rank in world.gather(here) for one in of_rank])
-    std = var.sqrt()
-    std = std.where(std > 0, 1.0)  # a channel that never changes becomes 0, not NaN
-    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+    # A channel that never changes becomes 0, not NaN.
+    return tuple(mean.tolist()), tuple(var.sqrt().where(var > 0, 1.0).tolist())
 
 
 def _joined(parts: Sequence[Moments]) -> Moments:
-    num = sum(n for n, _, _ in parts)
-    mean = sum(m * (n / num) for n, m, _ in parts)
-    var = sum((v + (m - mean).square()) * (n / num) for n, m, v in parts)
-    return num, torch.as_tensor(mean), torch.as_tensor(var)
+    nums = torch.tensor([num for num, _, _ in parts], dtype=torch.float64)
+    means = torch.stack([mean for _, mean, _ in parts])
+    variances = torch.stack([variance for _, _, variance in parts])
+    shares = (nums / nums.sum())[:, None]
+    mean = (means * shares).sum(0)
+    return int(nums.sum()), mean, ((variances + (means - mean).square()) * shares).sum(0)

@@ -37,16 +37,15 @@ class EventLog:
     """
 
     def __init__(self, emit: Callable[[Sequence[Event]], None], board: Board | None = None) -> None:
-        self._emit = emit
-        self.board = board
+        self._emit, self._board = emit, board
         self._steps = array("d")
         self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
 
     def __call__(self, events: Sequence[Event]) -> None:
         """Emit these events."""
         self._emit_and_keep(events)
-        if self.board is not None:
-            self.board(events)
+        if self._board is not None:
+            self._board(events)
 
     def state(self) -> dict[str, Any]:
         """All of it as plain values and a float64 tensor."""
@@ -62,8 +61,8 @@ class EventLog:
         events += steps[done:]
         for first in range(0, len(events), _PART):
             self._emit_and_keep(events[first : first + _PART])
-        if self.board is not None:
-            self.board.go_on(len(steps))
+        if self._board is not None:
+            self._board.go_on(len(steps))
 
     def _emit_and_keep(self, events: Sequence[Event]) -> None:
         for event in events:

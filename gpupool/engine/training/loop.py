@@ -9,8 +9,8 @@ it is. Runs on engines, also under plain `torchrun`.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -19,13 +19,7 @@ from gpupool.core.network import NetworkInfo
 from gpupool.core.options.datasets import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
-from gpupool.core.wire.events import (
-    EndEvent,
-    Event,
-    ProgressEvent,
-    StepEvent,
-    WarningEvent,
-)
+from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, StepEvent, WarningEvent
 from gpupool.data.reading import loader
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
@@ -40,14 +34,13 @@ from gpupool.engine.numerics.ddp import share_statistics
 from gpupool.engine.numerics.losses import make_loss
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.probe.trace import Trace
-from gpupool.engine.training.best_weights import BestWeights
+from gpupool.engine.training.best_weights import BestWeights, diverged
 from gpupool.engine.training.callbacks import Callbacks
-from gpupool.engine.training.checkpoints import Saving, epoch_of, fail_together
+from gpupool.engine.training.checkpoints import Saving, fail_together
 from gpupool.engine.training.dataset_statistics import fit_normalization
-from gpupool.engine.training.early_stopping import loss_warning
 from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.reports import REPORT_EVERY, Reporter
-from gpupool.engine.training.run import FitResult, make_run, set_training
+from gpupool.engine.training.run import Run, make_run, set_training
 from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
 from gpupool.engine.training.tensorboard import Board
@@ -69,7 +62,7 @@ def fit(
     stop_requested: Callable[[], bool] = lambda: False,
     stops_at_once: Callable[[], bool] = lambda: False,
     rank_report: RankReport | None = None,
-) -> FitResult:
+) -> Run:
     """Train `model` in place on every rank's device.
 
     Args:
@@ -94,7 +87,10 @@ def fit(
         model, dataset, loss, options, world, validation, emit, report, num_classes
     )
     run = training.run
-    run.know(network or NetworkInfo())
+    if network:  # of another class, where it has come to the rank by value
+        run.network = NetworkInfo(**vars(network))
+    if options.normalize == "fit":
+        run.network = replace(run.network, normalization=None)
     run.reporter.requests["user"] = stop_requested
     metrics = training.metrics.names if validation is not None else None
     run.reporter.emit(start_event(world, options, dataset, training.steps_per_epoch, metrics))
@@ -113,7 +109,7 @@ def fit(
     # They refer to what holds the data set, in a circle: it shall not wait for the collector.
     run.reporter.requests.clear()
     run.reporter.emit(EndEvent(run.stopped_by, run.step, run.reporter.elapsed_s, run.kept_step))
-    return run.result()
+    return run
 
 
 class _Training:
@@ -141,7 +137,7 @@ class _Training:
         self.form = form_of(model, loss, options)
         self.run = run = make_run(model, options, world, Reporter(world, event_log))
         self.metrics = make_metrics(
-            options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
+            options.metrics, scored=self.loss.scored, ignored=self.loss.ignored
         )
         self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
         self.step = TrainingStep(run, self.loss, self.steps_per_epoch, rank_report.timer)
@@ -152,8 +148,9 @@ class _Training:
         # All ranks learn of these with the next report, after the same step.
         run.reporter.requests["callback"] = lambda: self.callbacks.wants_stop
         run.reporter.requests["save"] = self.saving.is_time
+        if self.board is not None:
+            run.reporter.news.append(self.board.news)
         self.has_begun = False
-        self.validation_s = math.inf  # how long the last one took; unknown of the first
 
     # ---- the training ---------------------------------------------------------------------------
 
@@ -165,11 +162,12 @@ class _Training:
         is_resumed = self.saving.begin()
         # The first rank alone looks whether it can write; all stop if it cannot.
         fail_together(run.world, self.trace.check)
-        self.call_back("start")
+        self.callbacks.call("start")
         # A checkpoint holds what was measured: a resumed run does not measure again.
         if options.normalize == "fit" and run.normalization is None:
             emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
-            run.normalization = fit_normalization(self.dataset, options, run.world, self.form)
+            scaling = fit_normalization(self.dataset, options, run.world, self.form)
+            run.network = replace(run.network, normalization=scaling)
         self.best.begin()
         what = "compiling, and the first step" if options.compile else "the first step"
         emit(ProgressEvent(what, 0, 0))
@@ -187,7 +185,7 @@ class _Training:
         """The epochs and steps that are left, until something ends training."""
         run, options, reporter = self.run, self.run.options, self.run.reporter
         while not run.stopped_by and run.epoch <= options.epochs:
-            reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
+            reporter.begin_epoch(run.epoch, self.dataset, options)
             set_training(run.model, frozen_norms=options.batch_norm == "frozen")
             ends_epoch = True  # also where a resumed epoch has no steps left
             for share in self.shares():
@@ -214,17 +212,15 @@ class _Training:
             if not ends_epoch or run.has_diverged:
                 break  # this epoch has no end
 
-            reporter.end_epoch()
             run.epoch, run.samples_done = run.epoch + 1, 0
             validates = self.validation is not None and options.validate_every == "epoch"
             if validates and run.stopped_by in ("", "max_steps"):
                 self.validate()
-            if self.best.keep_if_finite():
-                self.call_back("epoch")
+            if self.best.check_finite(keeps=True):
+                self.callbacks.call("epoch")
                 if self.saving.is_due(ends_epoch=True):
                     self.save()
         run.stop("epochs")  # unless something else has: the first reason stays
-        self.rank_report.end()
 
     def finish(self) -> None:
         """After the last step: what is validated and saved then, and which weights are left."""
@@ -232,10 +228,13 @@ class _Training:
         is_done = run.stopped_by in ("epochs", "max_steps")
         if self.validation is not None and is_done and not self.is_validated():
             self.validate()
-        self.saving.end()
+        with self.rank_report.timer.beside("saving"):
+            self.saving.end()
+        self.rank_report.end()
         if run.options.profile is not None:
-            # Several ranks may say the same sentence: once is enough.
-            self.warn("profile", list(dict.fromkeys(run.world.gather(self.trace.end()))))
+            self.trace.write()
+            for said in filter(None, run.world.gather(self.trace.problem)):
+                run.reporter.emit(WarningEvent("profile", said, run.step))
         self.callbacks.call("end")
         share_statistics(run.evaluated, run.world)
         self.leave_weights()
@@ -288,11 +287,9 @@ class _Training:
     def decide(self, steps: Sequence[StepEvent]) -> None:
         """All ranks know the sums of these steps, and decide alike whether training ends."""
         run = self.run
-        self.saving.report_news()
-        self.warn_of_board()
-        diverged = None if run.has_diverged else loss_warning(steps)
-        if diverged is not None:
-            run.reporter.emit(diverged)
+        bad = next((one.step for one in steps if not math.isfinite(one.loss)), None)
+        if bad is not None and not run.has_diverged:
+            run.reporter.emit(diverged("Loss", bad))
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
         elif "user" in run.reporter.requested:
             run.stop("user")
@@ -313,18 +310,16 @@ class _Training:
             self._validate()
 
     def _validate(self) -> None:
-        run, validation = self.run, self.validation
+        run, validation, reporter = self.run, self.validation, self.run.reporter
         assert validation is not None
         # "local" batch norms have other statistics on each rank; all take those of rank 0.
         share_statistics(run.evaluated, run.world)
-        run.reporter.begin_validation(run.step, validation, run.options)
-        began = time.perf_counter()
-        # at once if the last one was long: the first batch may be, too
-        after_s = 0.0 if self.validation_s > EVERY_S else EVERY_S
-        total, draw = num_samples(validation), run.reporter.emit_progress
-        bar = Progress("validating", total, "samples", after_s=after_s, draw=draw)
-        bar.tick()
+        reporter.begin_validation(run.step, validation, run.options)
         found = Evaluation(self.loss, run.world, run.options, self.metrics)
+        bar = Progress(
+            "validating", num_samples(validation), "samples",
+            after_s=EVERY_S, draw=reporter.emit_progress,
+        )  # fmt: skip
 
         def add(outputs: Any, share: Share) -> None:
             found.add(outputs, share)
@@ -333,15 +328,13 @@ class _Training:
         each_share(
             run.evaluated, validation, run.world, run.options, add, run.normalization, self.form
         )
-        self.validation_s = time.perf_counter() - began
-        values = self.metrics.compute(run.world)
-        event = run.reporter.end_validation(run.step, epoch_of(run), found, values)
-        run.reporter.last_validation = self.best.add_validation(event)
-        run.reporter.emit(run.reporter.last_validation)
+        event = reporter.end_validation(run.step, run.complete_epoch, found)
+        reporter.last_validation = self.best.add_validation(event)
+        reporter.emit(reporter.last_validation)
         if run.early_stopping.is_patience_over:
             run.stop("patience")
-        self.best.keep_if_finite()
-        self.call_back("validation")
+        self.best.check_finite(keeps=True)
+        self.callbacks.call("validation")
 
     def is_validation_due(self) -> bool:
         """Whether options ask for a validation after this step, whatever epoch it is in."""
@@ -357,23 +350,8 @@ class _Training:
         """Begin to write a checkpoint, between two steps, with all that belongs to the last one."""
         with self.rank_report.timer.beside("saving"):
             if self.best.check_finite():
-                self.call_back("checkpoint")  # before: what a callback sets now is in it
+                self.callbacks.call("checkpoint")  # before: what a callback sets now is in it
                 self.saving.save()
-
-    def call_back(self, event: str) -> None:
-        """Call the user's functions; True from one of them, on any rank, ends training."""
-        if self.callbacks.call(event):
-            self.run.stop("callback")
-
-    def warn(self, about: str, sentences: Sequence[str]) -> None:
-        """Emit a warning for each sentence that says something."""
-        for sentence in filter(None, sentences):
-            self.run.reporter.emit(WarningEvent(about, sentence, self.run.step))
-
-    def warn_of_board(self) -> None:
-        """Emit what TensorBoard's file could not be given."""
-        failures = self.board.failures if self.board is not None else []
-        self.warn("tensorboard", [failures.pop(0) for _ in range(len(failures))])
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -387,7 +365,7 @@ class _Training:
         """Before the last event, which TensorBoard does not keep."""
         if self.board is not None:
             self.board.close()
-        self.warn_of_board()
+        self.run.reporter.emit_news()
 
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is, and it is known after which step that is."""

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, ValidationEvent
 from gpupool.data.reading import loader
 from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.read_counts import NUM_READ, Pass, ReadCounts
-from gpupool.engine.batches.share import Dataset, Share, num_samples
+from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.sums import Sums
-from gpupool.engine.metrics.evaluation import Evaluation, accuracy, mean_loss
+from gpupool.engine.metrics.evaluation import Evaluation, quotient
 
 REPORT_EVERY_S = 1.0
 REPORT_EVERY = 10  # steps, where a second has more
@@ -51,14 +50,16 @@ class Reporter:
 
     `requests` maps a name to a function: does this rank request it? `requested` are the names that
     any rank had requested in the newest report: all ranks learn of them after the same step.
-    `last_step` and `last_validation` are the same on all ranks; `last_step` is the one that
-    `show_last_step` found.
+    `news` are lists of events, as threads find them; they are emitted with the reports. `last_step`
+    and `last_validation` are the same on all ranks; `last_step` is the one that `show_last_step`
+    found.
     """
 
     def __init__(self, world: World, emit: Callable[[Sequence[Event]], None]) -> None:
         self._world, self._emit = world, emit
         self.requests: dict[str, Callable[[], bool]] = {}
         self.requested: frozenset[str] = frozenset()
+        self.news: list[list[Any]] = []
         self.last_step: StepEvent | None = None
         self.last_validation: ValidationEvent | None = None
         self._sums = Sums(world, REPORT_EVERY_S, REPORT_EVERY)
@@ -66,7 +67,6 @@ class Reporter:
         self._begun: list[dict[str, Any]] = []
         self._newest: StepEvent | None = None  # that was reported
         self._reads = ReadCounts(world)
-        self._num_counted = 0
         self._dataset: Dataset | None = None  # the one that is trained on
         self._started = time.perf_counter()
 
@@ -110,19 +110,19 @@ class Reporter:
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
         rows, tail = self._sums.finish()
-        asked, read = tail[:-NUM_READ], tail[-NUM_READ:]
-        pairs = zip(self.requests, asked, strict=True)
+        pairs = zip(self.requests, tail[:-NUM_READ], strict=True)
         self.requested = frozenset(name for name, number in pairs if number)
         steps, counting = [], []
         for info, row in zip(self._begun, rows, strict=True):
             (total, count), (correct, _), (labeled, _), (num, _) = row
-            loss, share = mean_loss(total, count), accuracy(correct, labeled)
-            steps.append(StepEvent(loss=loss, accuracy=share, num_samples=int(num), **info))
+            loss = total / count if count else math.nan
+            right = quotient(correct, labeled)
+            steps.append(StepEvent(loss=loss, accuracy=right, num_samples=int(num), **info))
             counting += steps[-1:] if count else []
-            self._num_counted += int(num)
         self._begun, self._newest = [], steps[-1]
         self.emit(*steps)
-        self._emit_reads(read, steps[-1].step, steps[-1].epoch)
+        self.emit_news()
+        self._emit_reads(tail[-NUM_READ:], steps[-1].step, steps[-1].epoch)
         return counting
 
     def flush(self) -> list[StepEvent]:
@@ -146,47 +146,25 @@ class Reporter:
 
     # ---- passes over the data: epochs and validations -------------------------------------------
 
-    def begin_epoch(
-        self, epoch: int, dataset: Dataset, options: TrainingOptions, samples_done: int = 0
-    ) -> None:
-        """An epoch begins, or resumes after `samples_done` of its samples."""
-        self._num_counted = 0
-        self._dataset = dataset
-        num = epoch_size(dataset)
-        num_left = num - samples_done if num else 0
-        self._reads.now = Pass(f"epoch {epoch}", num_left, options.most_skipped(num))
-
-    def end_epoch(self) -> None:
-        """An epoch is over: each sample was trained on, or skipped, once.
-
-        Raises TrainingError if not.
-        """
-        self._reads.now.check_complete(self._num_counted)
+    def begin_epoch(self, epoch: int, dataset: Dataset, options: TrainingOptions) -> None:
+        """An epoch begins, or resumes."""
+        self._dataset, num = dataset, epoch_size(dataset)
+        self._reads.now = Pass(f"epoch {epoch}", num, options.most_skipped(num))
 
     def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
         """A validation begins, in an epoch or after it."""
-        self._training_pass = self._reads.now
-        # of a stream its len(), if it has one, may be a guess
-        num = 0 if is_stream(dataset) else num_samples(dataset)
+        self._training_pass, num = self._reads.now, epoch_size(dataset)
         name = f"the validation after step {step}"
         self._reads.now = Pass(name, num, options.most_skipped(num))
 
-    def end_validation(
-        self, step: int, epoch: int, found: Evaluation, metrics: dict[str, float]
-    ) -> ValidationEvent:
-        """The event of a validation, from what this rank's shares gave; the same on all ranks.
-
-        Raises TrainingError, on every rank, if not each sample was counted once.
-        """
+    def end_validation(self, step: int, epoch: int, found: Evaluation) -> ValidationEvent:
+        """The event of a validation, from what the ranks' shares gave; the same on all ranks."""
         self._reads.add_skipped(found.skipped)
-        tail = torch.tensor(self._reads.numbers(), dtype=torch.float64).to(found.sums.device)
-        numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
-        total, count, num_correct, num_labeled, num = numbers[:-NUM_READ]
-        self._emit_reads(numbers[-NUM_READ:], step, epoch)
-        self._reads.now.check_complete(int(num))
+        numbers = torch.tensor(self._reads.numbers(), dtype=torch.float64)
+        self._emit_reads(self._world.sum(numbers.to(self._world.device)).tolist(), step, epoch)
         self._reads.now = self._training_pass
-        loss, share = mean_loss(total, count), accuracy(num_correct, num_labeled)
-        return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
+        loss, accuracy, num, metrics = found.values()
+        return ValidationEvent(step, epoch, loss, accuracy, num, self.elapsed_s, metrics)
 
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
         read_by = "" if self._dataset is None else loader.read_by(self._dataset)
@@ -200,6 +178,12 @@ class Reporter:
         """Emit these events, on the first rank."""
         if self._world.rank == 0:
             self._emit(events)
+
+    def emit_news(self) -> None:
+        """Emit what threads have found since the last report."""
+        for found in self.news:
+            while found:
+                self.emit(found.pop(0))
 
     def emit_progress(self, course: Course) -> None:
         """Emit how far something beside the steps is, with the seconds of training so far."""

@@ -5,12 +5,12 @@ Runs on engines, also under plain `torchrun`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
@@ -19,7 +19,6 @@ from gpupool.engine.batches.share import Share
 from gpupool.engine.group.abort import CompletedSteps
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import plain_batch_norm, sync_batch_norm
-from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer
 from gpupool.engine.training.early_stopping import EarlyStopping
 from gpupool.engine.training.reports import Reporter
@@ -30,17 +29,16 @@ class Run:
     """One training, after `step` complete steps. The same on every rank, but for what `world` says.
 
     A step is complete when the optimizer has made it; nothing here changes before, but for the
-    weights themselves while `is_step_complete` is False. The random
-    numbers of a step depend on (seed, rank, step) alone, so none are kept. `options` are those that
-    hold: "linear" scaling is carried out.
+    weights themselves while `is_step_complete` is False. Random numbers of a step depend on
+    (seed, rank, step) alone, so none are kept.
     """
 
     world: World
     options: TrainingOptions
     model: nn.Module
-    """The network itself, on the rank's device, without a wrapper. Its batch norms that are "local"
-    have the statistics of the first rank only there, so that is the one whose state is saved.
-    Where that has no samples, those of the first that has."""
+    """The network itself, on the rank's device, without a wrapper; in the end with the weights that
+    are kept. Its batch norms that are "local" have the statistics of the first rank only there, so
+    that is the one whose state is saved. Where that has no samples, those of the first that has."""
     optimizer: torch.optim.Optimizer
     early_stopping: EarlyStopping
     reporter: Reporter
@@ -50,13 +48,8 @@ class Run:
     """Of precision "fp16"."""
     ema: AveragedModel | None = None
     """The averaged network, which is the one that is validated and kept."""
-    normalization: Normalization | None = None
-    """That of the data, or what `normalize="fit"` found."""
-    classes: tuple[str, ...] = ()
-    is_raw: bool = False
-    """Whether the data had no normalization of their own, as in `NetworkInfo`."""
-    input_shape: tuple[int, ...] = ()
-    """Of the images that the network has been given, as in `NetworkInfo`."""
+    network: NetworkInfo = field(default_factory=NetworkInfo)
+    """What the network knows beside its weights."""
     is_step_complete: bool = True
     """False from when the optimizer begins to change weights until the step is complete."""
 
@@ -74,41 +67,23 @@ class Run:
     kept_step: int = -1
 
     @property
-    def network(self) -> NetworkInfo:
-        """What the network knows beside its weights."""
-        scale = self.normalization
-        scaling = scale and (scale.mean, scale.std)
-        return NetworkInfo(self.classes, scaling, self.input_shape, self.is_raw)
-
-    def know(self, network: NetworkInfo) -> None:
-        """What the data show of the network before they are read."""
-        self.classes, self.is_raw = network.classes, network.from_raw
-        if network.normalization is not None and self.options.normalize != "fit":
-            self.normalization = Normalization(*network.normalization)
+    def normalization(self) -> Normalization | None:
+        """That of the data, or what `normalize="fit"` found."""
+        found = self.network.normalization
+        return Normalization(*found) if found else None
 
     def note_inputs(self, share: Share) -> None:
         """Remember the size of the images, of the first batch."""
         inputs, targets = share.inputs, share.targets
         are_images = isinstance(inputs, Tensor) and inputs.ndim == 4
         # A network of maps takes images of any size, and was trained on parts of them.
-        if are_images and isinstance(targets, Tensor) and targets.ndim <= 2:
-            self.input_shape = self.input_shape or tuple(inputs.shape[1:])
+        is_one_each = isinstance(targets, Tensor) and targets.ndim <= 2
+        if are_images and is_one_each and not self.network.input_shape:
+            self.network = replace(self.network, input_shape=tuple(inputs.shape[1:]))
 
     def stop(self, reason: str) -> None:
         """Training ends after this step, unless something else has ended it already."""
         self.stopped_by = self.stopped_by or reason
-
-    def result(self) -> FitResult:
-        """What the training leaves."""
-        return FitResult(
-            self.model,
-            self.stopped_by,
-            self.step,
-            self.kept_step,
-            self.early_stopping.best,
-            self.normalization,
-            self.input_shape,
-        )
 
     @property
     def has_diverged(self) -> bool:
@@ -120,22 +95,12 @@ class Run:
         """The network that is validated and kept: the averaged one if there is one."""
         return self.model if self.ema is None else self.ema.module
 
-
-@dataclass(frozen=True, slots=True)
-class FitResult:
-    """What `fit` leaves on every rank.
-
-    `model` is the module that was given, with the weights that are kept: those after `kept_step`,
-    or the last ones (-1). `best` is the best validation (metric -> value; {} without one).
-    """
-
-    model: nn.Module
-    stopped_by: str
-    step: int
-    kept_step: int = -1
-    best: dict[str, float] = field(default_factory=dict)
-    normalization: Normalization | None = None
-    input_shape: tuple[int, ...] = ()
+    @property
+    def complete_epoch(self) -> int:
+        """The epoch of the last complete step; 0 before the first."""
+        if not self.step:
+            return 0
+        return self.epoch if self.samples_done else self.epoch - 1  # it may be in the next already
 
 
 def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter: Reporter) -> Run:
@@ -145,12 +110,11 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         model.to(memory_format=torch.channels_last)
     if options.batch_norm == "sync" and world.size > 1:
         sync_batch_norm(model)
-    optimizer = make_optimizer(model, options)
     run = Run(
         world=world,
         options=options,
         model=model,
-        optimizer=optimizer,
+        optimizer=make_optimizer(model, options),
         early_stopping=EarlyStopping(options.objective, options.patience),
         reporter=reporter,
         completed=CompletedSteps(world.device),
@@ -159,7 +123,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         run.scaler = torch.amp.GradScaler(world.device.type)
     if options.ema is not None:
         # It is only evaluated, so its batch norms need no other rank.
-        run.ema = averaged(model, options.ema)
+        run.ema = _averaged(model, options.ema)
         plain_batch_norm(run.ema.module)
     if options.compile:  # in place, so that names in the state dict stay; after the copy above
         mode = options.compile if isinstance(options.compile, str) else None
@@ -179,3 +143,17 @@ def set_training(model: nn.Module, *, frozen_norms: bool = False) -> None:
         is_frozen = has_own and not any(p.requires_grad for p in module.parameters())
         if is_frozen or (frozen_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)):
             module.eval()
+
+
+def _averaged(model: nn.Module, decay: float) -> AveragedModel:
+    """A copy of `model`, whose `update_parameters(model)` moves the average on after each step."""
+    average = get_ema_multi_avg_fn(decay)
+
+    def averaging(averages: Any, values: Any, num: Any) -> None:
+        # torch would cut whole numbers, such as a table of places: 0.9 * 7 + 0.1 * 7 to 6.
+        if averages[0].is_floating_point() or averages[0].is_complex():
+            average(averages, values, num)
+        else:
+            torch._foreach_copy_(averages, values)
+
+    return AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)

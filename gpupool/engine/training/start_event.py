@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from gpupool.core.options.schedule import total_steps
 from gpupool.core.options.training_options import TrainingOptions
@@ -25,12 +24,18 @@ def start_event(
 ) -> StartEvent:
     """What is about to be done, by resolved options.
 
-    Where the ranks are, the client knows better: it adds `devices` and `ranks`. `steps_per_epoch`
-    is 0 of a stream; `metrics` are the names of those asked for, None without a validation.
+    Where the ranks are, the client adds. `steps_per_epoch` is 0 of a stream; `metrics` are the
+    names of those asked for, None without a validation.
     """
     validates, every = metrics is not None, options.validate_every
     keeps_best = options.keep == "best" or (options.keep == "auto" and validates)
     every_steps = every if isinstance(every, int) else steps_per_epoch or -1
+    # torchvision's data sets are known by name: it need not be installed.
+    are_images = all(
+        isinstance(part, Datastore)
+        or any(cls.__name__ == "VisionDataset" for cls in type(part).__mro__)
+        for part in parts(dataset)
+    )
     return StartEvent(
         num_epochs=options.epochs,
         steps_per_epoch=steps_per_epoch,
@@ -46,16 +51,6 @@ def start_event(
         patience=options.patience or 0,
         keep="best" if keeps_best else "last",
         started_at=time.time(),
-        unit="images" if _are_images(dataset) else "samples",
+        unit="images" if are_images else "samples",
         metrics=tuple(metrics or ()),
-    )
-
-
-def _are_images(dataset: Any) -> bool:
-    """Whether samples are images, as far as the data set shows without being read."""
-    # torchvision's data sets are known by name: it need not be installed.
-    return all(
-        isinstance(part, Datastore)
-        or any(cls.__name__ == "VisionDataset" for cls in type(part).__mro__)
-        for part in parts(dataset)
     )

@@ -18,14 +18,14 @@ from typing import Any
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.progress import progress
 from gpupool.core.urls import without_passwords
-from gpupool.core.wire.events import Event, StepEvent, ValidationEvent
+from gpupool.core.wire.events import Event, StepEvent, ValidationEvent, WarningEvent
 from gpupool.data.stores.writable import Target
 
 FLUSH_EVERY_S = 15.0
 
 
 class Board:
-    """An event file below `url`. A thread writes it; `failures` are what it could not write.
+    """An event file below `url`. A thread writes it; `news` are warnings of what it could not.
 
     Raises TrainingError if `tensorboard` is not installed, or nothing can be written there.
     """
@@ -48,13 +48,15 @@ class Board:
         self._records = RecordWriter(self._buffer)
         self._flushed_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1, "gpupool-board")  # starts with the first part
-        self.failures: list[str] = []
+        self.news: list[Event] = []
+        self._step = 0
         self._write(file_version="brain.Event:2")
 
     def __call__(self, events: Sequence[Event]) -> None:
         """Write these events."""
         for event in events:
             if isinstance(event, (StepEvent, ValidationEvent)):
+                self._step = event.step
                 self._scalars(event)
         if time.monotonic() - self._flushed_at > FLUSH_EVERY_S:
             self.flush()
@@ -109,4 +111,5 @@ class Board:
                 with Path(self._target.url, self._name).open("ab") as file:
                     file.write(part)
         except (DataError, OSError) as error:  # training continues without it
-            self.failures.append(f"TensorBoard's file could not be written: {error}")
+            said = f"TensorBoard's file could not be written: {error}"
+            self.news.append(WarningEvent("tensorboard", said, self._step))

@@ -2,46 +2,93 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.terminal_text import as_shown, goes_up, line_as_shown, on_screen
 
 FOLD_WITHIN_S = 0.5  # a line that several ranks say within that time is shown once
-
+MAX_WAITING = 200_000  # lines of a rank that nobody has waited for yet
 _SCREEN_LINES = 64  # the cursor goes up and down between so many
 _BEGUN_CODE = re.compile(r"\x1b(?:\[[0-9;]{0,20})?\Z")  # the rest of it comes with the next piece
 _NUMBER = re.compile(r"\d+")
 # tqdm's: "epoch:  40%|##   | 2/5 [00:01<00:02,  1.6it/s]", or "12it [00:01, 9.8it/s]"
-_BAR = re.compile(r"(?P<name>.*?)(?:(?P<percent>\d{1,3})%\||(?<!\S)(?P<count>\d+)it (?=\[))")
+_BAR = re.compile(r"(\d{1,9})(%(?=\|)|it(?= \[))")
 
 
 class Lines:
-    """Cuts each rank's stream into lines; the unfinished last ones wait for their end.
+    """The ranks' streams as lines in the order in which they come, equal ones once.
+
+    A rank's line waits a moment for the same line of the others; the order of the lines of each
+    rank stays. Unfinished ones wait for their end. `now` is in seconds.
 
     Args:
         max_chars: of a line; what is longer is cut.
-        num_last: of the lines that a piece completes only so many, the last, are of interest.
+        num_last: of each rank only so many lines, the last, are of interest.
     """
 
-    def __init__(self, max_chars: int | None = None, num_last: int = 0) -> None:
-        self._max_chars = max_chars
-        self._num_last = num_last
+    def __init__(
+        self, ranks: Iterable[int], max_chars: int | None = None, num_last: int = MAX_WAITING
+    ) -> None:
+        self._max_chars, self._num_last = max_chars, num_last
+        self._waiting = {rank: deque[tuple[float, str]](maxlen=num_last) for rank in ranks}
         self._open: dict[int, str] = {}
+        self._num_shown = Counter[int]()
 
-    def feed(self, rank: int, text: str) -> list[str]:
-        """The lines that this piece completes; of a redrawn progress bar the last state."""
+    def feed(self, rank: int, text: str, now: float) -> None:
+        """Add a piece of a stream; of a redrawn progress bar the last state counts."""
         text = self._open.get(rank, "") + text.replace("\r\n", "\n")
         begun = _BEGUN_CODE.search(text)
         code = begun[0] if begun else ""
         text = text.removesuffix(code)
         lines, still = self._on_screen(text) if goes_up(text) else self._cut(text)
         self._open[rank] = still + code
-        # -0 is 0: without a number the slice has all lines.
-        return [self._as_drawn(line) for line in lines[-self._num_last :]]
+        self._add(rank, map(self._as_drawn, lines[-self._num_last :]), now)
+
+    def end(self, rank: int, now: float, text: str | None = None) -> None:
+        """End what is unfinished; add a text of which nothing is."""
+        self._add(rank, self._unfinished(rank), now)
+        self._open.pop(rank, None)
+        if text is not None:
+            self._add(rank, (line[: self._max_chars] for line in text.split("\n")), now)
+
+    def clear(self, rank: int) -> None:
+        """Forget what a rank has said."""
+        self._open.pop(rank, None)
+        self._waiting[rank].clear()
+
+    def due(self, now: float, *, at_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
+        """Take the lines that need not wait longer, with their ranks; `at_end` all."""
+        shown: list[tuple[tuple[int, ...], str]] = []
+        while heads := {rank: lines[0] for rank, lines in self._waiting.items() if lines}:
+            # Only the first line of each rank is looked at, so the order within a rank stays.
+            # Of lines that came at one time the first of each rank, then the second, ...
+            first = min(heads, key=lambda rank: (heads[rank][0], self._num_shown[rank], rank))
+            since, line = heads[first]
+            same = tuple(rank for rank, head in heads.items() if head[1] == line)
+            all_there = len(same) == len(self._waiting)
+            if not (all_there or at_end or now - since >= FOLD_WITHIN_S):
+                break
+            shown.append((tuple(sorted(same)), line))
+            self._num_shown.update(same)
+            for rank in same:
+                self._waiting[rank].popleft()
+        return shown
+
+    def tail(self, count: int) -> list[tuple[tuple[int, ...], str]]:
+        """The last lines, which stay."""
+        return copy.deepcopy(self).due(0.0, at_end=True)[-count:]
+
+    def bars(self) -> list[str]:
+        """The unfinished lines as they look now, progress bars of one kind together."""
+        return fold_bars((rank, line) for rank in self._waiting for line in self._unfinished(rank))
+
+    def _add(self, rank: int, lines: Iterable[str], now: float) -> None:
+        self._waiting[rank].extend((now, line) for line in lines)
 
     def _cut(self, text: str) -> tuple[list[str], str]:
         """The complete lines, and what is open."""
@@ -67,20 +114,6 @@ class Lines:
             moves = f"\x1b[{len(still) - 1}A" + "\n" * (cursor - num_complete)
         return lines[:num_complete], "\n".join(still) + moves
 
-    def partial(self) -> list[tuple[int, str]]:
-        """The unfinished lines as they look now."""
-        return [(rank, line) for rank in sorted(self._open) for line in self._unfinished(rank)]
-
-    def rest(self, rank: int) -> list[str]:
-        """The unfinished lines of a rank, for good."""
-        lines = self._unfinished(rank)
-        self.clear(rank)
-        return lines
-
-    def clear(self, rank: int) -> None:
-        """Forget the unfinished lines of a rank."""
-        self._open.pop(rank, None)
-
     def _unfinished(self, rank: int) -> list[str]:
         lines = as_shown(_BEGUN_CODE.sub("", self._open.get(rank, ""))).split("\n")
         return [self._as_drawn(line) for line in lines if line]
@@ -90,77 +123,28 @@ class Lines:
         return ansi.without_moves(line_as_shown(line))[: self._max_chars]
 
 
-class Merger:
-    """Lines of several ranks in the order in which they come, equal ones once.
-
-    A rank's line waits a moment for the same line of the others; the order of the lines of each
-    rank stays.
-    """
-
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._waiting: dict[int, deque[tuple[float, str]]] = {rank: deque() for rank in ranks}
-        self._num_shown = Counter[int]()
-
-    def add(self, rank: int, line: str, now: float) -> None:
-        """Add a line; `now` in seconds."""
-        self._waiting.setdefault(rank, deque()).append((now, line))
-
-    def due(self, now: float, *, at_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
-        """The lines that need not wait longer, with their ranks; `at_end` all."""
-        shown: list[tuple[tuple[int, ...], str]] = []
-        while True:
-            heads = {rank: lines[0] for rank, lines in self._waiting.items() if lines}
-            if not heads:
-                return shown
-            # Only the first line of each rank is looked at, so the order within a rank stays.
-            # Of lines that came at one time the first of each rank, then the second, ...
-            first = min(heads, key=lambda rank: (heads[rank][0], self._num_shown[rank], rank))
-            since, line = heads[first]
-            same = tuple(rank for rank, head in heads.items() if head[1] == line)
-            all_there = len(same) == len(self._waiting)
-            if not (all_there or at_end or now - since >= FOLD_WITHIN_S):
-                return shown
-            shown.append((tuple(sorted(same)), line))
-            self._num_shown.update(same)
-            for rank in same:
-                self._waiting[rank].popleft()
-
-
-def merge(tails: Mapping[int, Iterable[tuple[float, str]]]) -> list[tuple[tuple[int, ...], str]]:
-    """Lines by rank, each with its time, in order of time; equal ones of several ranks once."""
-    merger = Merger(tails)
-    for rank, lines in tails.items():
-        for since, line in lines:
-            merger.add(rank, line, since)
-    # At the end nothing waits, so the time now does not matter.
-    return merger.due(0.0, at_end=True)
-
-
 def fold_bars(lines: Iterable[tuple[int, str]]) -> list[str]:
     """Unfinished lines in the order of ranks; progress bars of one kind as their range.
 
     >>> fold_bars([(0, "epoch: 40%|##   | 2/5"), (1, "epoch: 60%|###  | 3/5"), (2, "other")])
     ['[0, 1] epoch 40-60 %', '[2] other']
     """
-    groups: dict[str, list[tuple[int, str]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, str, str, int]]] = {}
     for rank, line in lines:
         text = ansi.plain(line)
         bar = _BAR.search(text)
+        name, done = (text[: bar.start()], int(bar[1])) if bar else (text, 0)
         # Other lines are one only if they are equal: what they say of a rank must be true of it.
-        kind = f"bar {bool(bar['percent'])} {_NUMBER.sub('0', bar['name'])}" if bar else text
-        groups.setdefault(kind, []).append((rank, line))
-    return [_folded(members) for members in groups.values()]
+        kind = (_NUMBER.sub("0", name), bar[2]) if bar else (line, "")
+        groups.setdefault(kind, []).append((rank, line, name, done))
+    return [_folded(bars, unit) for (_, unit), bars in groups.items()]
 
 
-def _folded(members: list[tuple[int, str]]) -> str:
+def _folded(bars: list[tuple[int, str, str, int]], unit: str) -> str:
     """Bars of one kind as one line."""
-    ranks = format_ranks(rank for rank, _ in members)
-    if len({line for _, line in members}) == 1:
-        return f"[{ranks}] {members[0][1]}"
-    bars = [bar for _, line in members if (bar := _BAR.search(ansi.plain(line)))]
-    done = sorted({int(bar["percent"] or bar["count"]) for bar in bars})
-    names = {bar["name"].strip().removesuffix(":") for bar in bars}
-    name = names.pop() if len(names) == 1 else ""
-    reached = str(done[0]) if len(done) == 1 else f"{done[0]}-{done[-1]}"
-    unit = "%" if bars[0]["percent"] else "it"
-    return " ".join(filter(None, (f"[{ranks}]", name, reached, unit)))
+    ranks, lines, names, done = (list(column) for column in zip(*bars, strict=True))
+    if len({*lines}) == 1:
+        return f"[{format_ranks(ranks)}] {lines[0]}"
+    name = names[0].strip().removesuffix(":") if len({*names}) == 1 else ""
+    reached = f"{min(done)}-{max(done)}" if len({*done}) > 1 else f"{done[0]}"
+    return " ".join(filter(None, (f"[{format_ranks(ranks)}]", name, reached, unit)))

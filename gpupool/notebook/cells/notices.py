@@ -21,8 +21,3 @@ def notice_html(text: str) -> str:
     table = markup.table(("ranks", "where", "line"), rows)
     parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]
     return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)
-
-
-def notice_text(text: str) -> str:
-    """A notice as lines."""
-    return f"gpupool: {text}"

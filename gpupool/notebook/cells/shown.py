@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Literal
 
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import SpmdError
+from gpupool.pool.result import SpmdResult
 
 Part = Literal["nothing", "texts", "everything"]
 
-_cell = 0
-# A weak reference: this note must not keep the values of all ranks alive.
-_result: weakref.ref[Any] | None = None
-_part: Part = "nothing"
 
-
-def mark_shown(result: object, part: Part = "everything") -> None:
+def mark_shown(result: SpmdResult | None, part: Part = "everything") -> None:
     """The running cell has shown this result, or of it what the ranks have printed."""
-    global _cell, _result, _part
     if result is not None:
-        _cell, _result, _part = _this_cell(), weakref.ref(result), part
+        result.shown = (_this_cell(), part)
+
+
+def part_shown(result: SpmdResult) -> Part:
+    """What the cell that runs has shown of this result."""
+    cell, part = result.shown
+    return part if cell == _this_cell() else "nothing"
 
 
 def mark_error_shown(error: SpmdError) -> None:
@@ -35,12 +35,6 @@ def mark_error_shown(error: SpmdError) -> None:
 
     error.is_shown = True
     shell.events.register("post_run_cell", forget)
-
-
-def part_shown(result: object) -> Part:
-    """What the cell that runs has shown of this result."""
-    is_it = _result is not None and _result() is result and _cell == _this_cell()
-    return _part if is_it else "nothing"
 
 
 def _this_cell() -> int:

@@ -1,4 +1,4 @@
-"""What the ranks of a %%spmd cell say: which view shows it, and those for terminals. Client."""
+"""What the ranks of a %%spmd cell say: which view shows it, and results. Client."""
 
 from __future__ import annotations
 
@@ -8,44 +8,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
-from IPython.core.getipython import get_ipython
 
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.live import LiveView
-from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
-from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
+from gpupool.notebook.cells.picture import Look, result_html, result_text
+from gpupool.notebook.cells.shown import mark_shown, part_shown
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport, States, View
 
 
-def make_view(
-    name: str,
-    ranks: Sequence[int],
-    show_values: bool = True,
-    *,
-    is_value: bool = False,
-    result_name: str = "",
-    stop_wish: threading.Event | None = None,
-) -> View:
+def make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.Event) -> View:
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
 
-    Args:
-        show_values: whether the value of the last expression belongs to the output.
-        is_value: the result is a value that the user's code may use or let IPython show, so the
-            view shows what the ranks print, and not the values.
-        result_name: how the user can ask for the result: "_", or a name.
-        stop_wish: what a press of a loop's Stop button sets.
+    `stop_wish` is what a press of a loop's Stop button sets.
     """
-    part: Part = "texts" if is_value else "everything"
     if name == "quiet":
-        return QuietView("everything")
-    shows = show_values and not is_value
-    if not in_notebook():
-        return LineView(ranks, shows, part=part, stop_wish=stop_wish)
-    return LiveView(Look(show_values=shows, name=result_name), part, stop_wish)
+        return QuietView()
+    if in_notebook():
+        return LiveView(ranks, look, stop_wish)
+    return LineView(ranks, look, stop_wish)
 
 
 def ends_quietly(cell: str) -> bool:
@@ -57,13 +41,9 @@ def ends_quietly(cell: str) -> bool:
 
 
 class QuietView:
-    """Shows nothing; `part` is what counts as seen.
+    """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
 
-    Except notices: the wish for no output is none for a cell that hangs without a word.
-    """
-
-    def __init__(self, part: Part) -> None:
-        self._part: Part = part
+    def __init__(self) -> None:
         self.notice = NoticeLines()
 
     def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
@@ -73,21 +53,8 @@ class QuietView:
         """Nothing."""
 
     def finish(self, report: CellReport) -> None:
-        """Nothing."""
-        mark_shown(report.result, self._part)
-
-
-# ---- results that are displayed --------------------------------------------------------------
-
-
-def keep_quietly(result: SpmdResult) -> None:
-    """Have `_` and `Out` hold a result that is not to be shown again.
-
-    As the cell's value it would have IPython flush both streams once more (1 to 2 ms) to show
-    nothing, and a terminal write "Out[3]:".
-    """
-    shell: Any = get_ipython()
-    shell.displayhook.update_user_ns(result)
+        """Nothing; the result counts as seen."""
+        mark_shown(report.result)
 
 
 def register_formatters(shell: Any) -> None:
@@ -98,11 +65,9 @@ def register_formatters(shell: Any) -> None:
             raise NotImplementedError  # to IPython: it is to be shown like other objects
 
     def text(result: SpmdResult, p: Any, cycle: bool) -> None:
-        if len(p.stack) > 1:  # inside of a list, say
-            p.text(repr(result))
-        else:
-            seen = part_shown(result) != "nothing"
-            p.text(values_text(result) if seen else result_text(result))
+        is_inside = len(p.stack) > 1  # of a list, say
+        texts = part_shown(result) == "nothing"
+        p.text(repr(result) if is_inside else result_text(result, texts=texts))
 
     def html(result: SpmdResult) -> str:
         return result_html(result, texts=part_shown(result) == "nothing")

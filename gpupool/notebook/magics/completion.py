@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from argparse import Action, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from gpupool.core.options.pool_options import PROFILES
-from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
-from gpupool.notebook.magics.parser import MagicParser
+from gpupool.notebook.magics.arguments import GPUPOOL, SPMD
 from gpupool.pool import session
 
 Words = Mapping[str, Callable[[], Iterable[str]]]
 """What makes the words that an argument may have, by the argument's `dest`."""
 
-_NUM_RANKS = 32  # of a larger pool the others are left to be typed
+_IDENTIFIER = "gpupool"
 
 
 def complete(line: str, words: Words) -> list[str]:
@@ -28,18 +28,36 @@ def complete(line: str, words: Words) -> list[str]:
     ['auto', 'quiet']
     """
     magic, *typed = line.split(" ")
-    before = [word for word in typed[:-1] if word]
-    if not typed:
-        found: list[str] = []
-    elif magic == "%%spmd":
-        found = _following(spmd_parser(), before, words)
-    elif magic == "%gpupool" and not before:
-        found = list(COMMANDS)
-    elif magic == "%gpupool" and before[0] in COMMANDS:
-        found = _following(COMMANDS[before[0]](), before[1:], words)
-    else:
-        found = []
+    parser = {GPUPOOL.prog: GPUPOOL, SPMD.prog: SPMD}.get(magic)
+    if parser is None or not typed:
+        return []
+    found = _following(parser, [word for word in typed[:-1] if word], words)
     return [word for word in found if word.startswith(typed[-1])]
+
+
+def _following(parser: ArgumentParser, before: Sequence[str], words: Words) -> list[str]:
+    """The values of the argument whose turn it is, and the options not yet there."""
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    plain = [action for action in parser._actions if not action.option_strings]
+    open_: Action | None = None  # an option that takes more values
+    for number, word in enumerate(before, 1):
+        if word in options:
+            open_ = options[word] if options[word].nargs != 0 else None
+        elif open_ is not None:
+            open_ = open_ if open_.nargs == "+" else None
+        elif plain and isinstance(commands := plain[0].choices, dict):
+            rest = before[number:]
+            return _following(commands[word], rest, words) if word in commands else []
+        elif plain and plain[0].nargs not in ("*", "+"):
+            plain.pop(0)
+    values: list[str] = []
+    for action in plain[:1] if open_ is None else [open_]:
+        made = action.choices or words.get(action.dest, tuple)()
+        is_list = action.nargs in ("*", "+")  # in which nothing stands twice
+        values += [str(word) for word in made if not (is_list and word in before)]
+    if open_ is None or (open_.nargs == "+" and before[-1] not in options):
+        values += [name for name in options if name not in before]
+    return values
 
 
 def register(shell: Any) -> None:
@@ -50,22 +68,11 @@ def register(shell: Any) -> None:
 
 def unregister(shell: Any) -> None:
     """Have it ask no more."""
-    matchers = shell.Completer.custom_matchers
-    matchers[:] = [
-        match for match in matchers if getattr(match, "matcher_identifier", "") != _IDENTIFIER
+    shell.Completer.custom_matchers[:] = [
+        match
+        for match in shell.Completer.custom_matchers
+        if getattr(match, "matcher_identifier", "") != _IDENTIFIER
     ]
-
-
-def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:
-    """The values that may come next, and the options not yet there."""
-    actions, may_be_option = parser.expected_after(before)
-    values: list[str] = []
-    for action in actions:
-        made = action.choices or words.get(action.dest, tuple)()
-        is_list = action.nargs in ("*", "+")  # in which nothing stands twice
-        values += [str(word) for word in made if not (is_list and word in before)]
-    options = parser.option_names() if may_be_option else []
-    return values + [name for name in options if name not in before]
 
 
 def _environment() -> list[str]:
@@ -74,7 +81,7 @@ def _environment() -> list[str]:
 
 def _ranks() -> list[str]:
     pool = session.find()
-    return list(map(str, range(min(pool.world_size, _NUM_RANKS)))) if pool is not None else []
+    return list(map(str, range(pool.world_size))) if pool is not None else []
 
 
 _WORDS: Words = {
@@ -84,8 +91,6 @@ _WORDS: Words = {
     "rank": _ranks,
     "ranks": lambda: ["all", *_ranks()],
 }
-
-_IDENTIFIER = "gpupool"
 
 
 def _match_words(context: CompletionContext) -> dict[str, Any]:

@@ -1,19 +1,18 @@
 """Curves as bounded plain data, and all those of a training with their axes. Pure; on the client.
 
 The live monitor (`widget.py`) sends them to the browser, the final picture (`picture.py`) turns
-them into SVG; both only smooth them (`smoothed`) and scale them to pixels.
+them into SVG.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gpupool.core.formatting import is_share, percent, short_name
 from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StartEvent, ValidationEvent
-from gpupool.notebook.drawing.axes import Axis, FittedAxis, epoch_bands, fitted_end, step_axis
+from gpupool.notebook.monitor.svg import fitted_end
 from gpupool.training.history import TrainingHistory, figure
 
 Point = tuple[int, float]
@@ -25,7 +24,6 @@ Lines = dict[str, dict[str, list[Any]]]
 LINES = ("raw", "mean", "validation")
 _MOST, _LEAST = 1e300, 1e-300  # beyond them, axes could not be computed
 _MAX_TITLE = 48  # characters there is room for above a plot
-HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
 
 
 class _Bucket(NamedTuple):
@@ -108,27 +106,6 @@ def shown(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def smoothed(
-    means: Iterable[tuple[float, float, int]], half_life: float
-) -> list[tuple[float, float]]:
-    """A curve without its noise: at each point the weighted mean of all that has been so far.
-
-    The weight of a step halves with each `half_life` steps. There is no value to start from, so a
-    curve of three points is not drawn towards its first one.
-
-    >>> smoothed([(1, 4.0, 1), (2, 1.0, 1)], half_life=1)
-    [(1, 4.0), (2, 2.0)]
-    """
-    found: list[tuple[float, float]] = []
-    total = weight = 0.0
-    for step, mean, count in means:
-        past = max(0.0, step - found[-1][0]) if found else 0.0
-        kept = 0.5 ** (past / half_life)
-        total, weight = kept * total + count * mean, kept * weight + count
-        found.append((step, total / weight))
-    return found
-
-
 class Measure(NamedTuple):
     """What one plot of a training shows: the accuracy, the loss, or a metric of validations."""
 
@@ -162,9 +139,7 @@ class _Plot:
         self.measure, self._max_points = measure, max_points
         names = ("raw", "validation") if measure.has_steps else ("validation",)
         self._curves = {name: Curve(max_points) for name in names}
-        self._axis = FittedAxis(measure.whole, from_zero=measure.has_steps)
         # Kept until a point comes: of a dozen metrics that is once a validation.
-        self._shown_axis: Axis | None = None
         self._whole: dict[str, list[Any]] | None = None
         self._last: Point | None = None
         self.best: Point | None = None
@@ -182,7 +157,7 @@ class _Plot:
             return []
         self._curves[line].add(*point)
         self._last, best = point, self.best
-        self._shown_axis = self._whole = None
+        self._whole = None
         sign = -1 if self.measure.less_is_better else 1
         if line == "validation" and (best is None or sign * point[1] > sign * best[1]):
             self.best = point
@@ -195,12 +170,6 @@ class _Plot:
             if self.measure.has_steps:
                 self._whole["mean"] = self._curves["raw"].means()
         return self._whole
-
-    def y_axis(self, *, exact: bool) -> Axis:
-        """The axis of the values."""
-        if self._shown_axis is None or exact:
-            self._shown_axis = self._axis.of(list(self._curves.values()), exact=exact)
-        return self._shown_axis
 
     def has_points(self) -> bool:
         """Whether there is something to draw."""
@@ -281,13 +250,11 @@ class Curves:
         return plots if has_accuracy or not has_any else plots[1:]
 
     def axes(self, history: TrainingHistory) -> dict[str, Any]:
-        """Ends and labelled ticks of each axis, the epochs as bands, and the best of each plot."""
+        """The ends of the axis of steps, how many an epoch has, and the best of each plot."""
         per_epoch = history.start.steps_per_epoch if history.start else 0
         end = fitted_end(self._last_step, history.num_steps, is_over=history.is_over)
         return {
-            "steps": step_axis(end, history.num_steps, per_epoch),
-            "y": {name: plot.y_axis(exact=history.is_over) for name, plot in self._plots.items()},
-            "bands": epoch_bands(per_epoch, end),
+            "steps": {"low": 0, "high": end, "per_epoch": per_epoch},
             "best": self._best(history.best),
         }
 
@@ -296,7 +263,7 @@ class Curves:
         return {n: p.latest() for n, p in self._plots.items() if not p.measure.has_steps}
 
     def _best(self, best: ValidationEvent | None) -> dict[str, Any]:
-        """By plot, what is ringed: {"step", "value", "label", "below" (where the label goes)}.
+        """By plot, what is ringed: {"step", "value", "label"}.
 
         The accuracy and the loss of the best checkpoint, and of each metric its own best value.
         """
@@ -309,7 +276,6 @@ class Curves:
                 "step": point[0],
                 "value": point[1],
                 "label": f"best {self._plots[name].measure.words(point[1])}",
-                "below": not self._plots[name].measure.less_is_better,
             }
             for name, point in points.items()
             if point is not None

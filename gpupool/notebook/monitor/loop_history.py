@@ -7,13 +7,12 @@ import math
 import time
 from collections import deque
 
-from gpupool.core.formatting import is_share
+from gpupool.core.formatting import duration, number
 from gpupool.core.monitor_lines import monitor_line
 from gpupool.core.wire.events import OVER, MonitorEvent
-from gpupool.notebook.drawing.axes import Axis, FittedAxis, fitted_end, step_axis
-from gpupool.notebook.drawing.styles import own_legend, own_plot
-from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Curve, Lines, shown
+from gpupool.notebook.monitor.plots import legend, own_plot
+from gpupool.notebook.monitor.svg import fitted_end
 from gpupool.notebook.monitor.widget_state import MonitorState, View
 
 MAX_POINTS = 500
@@ -66,7 +65,7 @@ class LoopHistory:
         """The same, where the kernel has died now."""
         lost = copy.copy(self)  # shallow: only how it ended differs
         lost.hears_stop = False
-        lost._status = f"the kernel stopped at step {words.number(self.step)}, and the loop with it"
+        lost._status = f"the kernel stopped at step {number(self.step)}, and the loop with it"
         return lost
 
     @property
@@ -104,7 +103,6 @@ class LoopState(MonitorState):
         self._history = history
         self._num_points = 0
         self._groups = history.event.groups
-        self._axes: dict[tuple[str, ...], FittedAxis] = {}
 
     def is_of_another(self, history: LoopHistory) -> bool:
         """Whether the plots are others now, or points were missed."""
@@ -139,31 +137,20 @@ class LoopState(MonitorState):
     def _plots(self, history: LoopHistory) -> View:
         groups = history.event.groups
         plots = [own_plot(str(n), *group) for n, group in enumerate(groups.items())]
-        y_axes = {str(n): self._y_axis(history, names) for n, names in enumerate(groups.values())}
         first, plan = history.first or 0, history.event.num_steps
         # A loop that continues from a checkpoint would be drawn at the right edge alone.
         start = first if 0 < history.step < 4 * first and history.step > first else 0
         end = fitted_end(history.step - start, plan - start, is_over=history.is_over)
-        steps = step_axis(start + end, plan, start=start)
-        axes: View = {"steps": steps, "y": y_axes, "bands": [], "best": {}}
-        return {"plots": plots, "legend": own_legend(plots, list(groups.values())), "axes": axes}
-
-    def _y_axis(self, history: LoopHistory, names: list[str]) -> Axis:
-        drawn = [history.curves[name] for name in names if name in history.curves]
-        # Shares between 0 and 1 stay so: the loop has named and printed them itself.
-        are_shares = all(map(is_share, names)) and all(
-            0 <= one.low <= one.high <= 1 for one in drawn
-        )
-        made = FittedAxis(float(are_shares), from_zero=True)
-        axis = self._axes.setdefault((*names, str(are_shares)), made)
-        return axis.of(drawn, exact=history.is_over)
+        steps = {"low": start, "high": start + end, "per_epoch": 0}
+        axes: View = {"steps": steps, "best": {}}
+        return {"plots": plots, "legend": legend(plots), "axes": axes}
 
     def _words(self, history: LoopHistory, status: str) -> View:
         event, latest = history.event, history.latest
-        done = f"step {words.number(history.step)}"
-        done += f" of {words.number(event.num_steps)}" if event.num_steps else ""
+        done = f"step {number(history.step)}"
+        done += f" of {number(event.num_steps)}" if event.num_steps else ""
         values = [(name, f"{value:.5g}") for name, value in latest.items()]
-        facts = [*event.info.items(), ("Elapsed", words.duration(event.elapsed_s))]
+        facts = [*event.info.items(), ("Elapsed", duration(event.elapsed_s))]
         texts = {
             str(n): ", ".join(f"{name} {latest[name]:.4g}" for name in names if name in latest)
             for n, names in enumerate(event.groups.values())

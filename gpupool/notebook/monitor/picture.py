@@ -15,12 +15,9 @@ from html import escape
 from itertools import pairwise
 
 from gpupool.core.formatting import NONE, clock_time
-from gpupool.notebook.drawing import svg
-from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor import plots, words
 from gpupool.notebook.monitor.curves import Lines
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
-from gpupool.notebook.monitor.plots import Plots
-from gpupool.notebook.monitor.rank_words import RankRow
 from gpupool.notebook.monitor.widget_state import (
     MonitorState,
     TrainingState,
@@ -46,14 +43,13 @@ def history_html(history: History) -> str:
     state = state_of(history)
     view, is_over = state.view, history.is_over
     failed = " gpm-failed" if history.status == "failed" else ""
-    # While it runs the plots are inline SVG, which takes the colours of the page.
-    plots = _plots(state, history) if state.has_points() or not is_over else ""
+    drawn = _plots(state, history) if state.has_points() or not is_over else ""
     end = plots_script("monitor.css") if is_over else _style("plots.css", "monitor.css")
     hint = markup.muted(view["hint"]) if view["hint"] else ""
     return (
         f'<div class="gpupool-training gpm-frame{failed}">{_header(view)}{_notices(view)}'
-        f'<div class="gpm-body">{plots}{_tables(view["table"])}</div>{_ranks(history)}'
-        f"{hint}{svg.DARK_STYLE if is_over else ''}{end}</div>"
+        f'<div class="gpm-body">{drawn}{_tables(view["table"])}</div>{_ranks(history)}'
+        f"{hint}{end}</div>"
     )
 
 
@@ -94,14 +90,14 @@ def training_text(history: TrainingHistory) -> str:
 
 
 def _plots(state: MonitorState, history: History) -> str:
-    plots = Plots(state.view, state.whole())
+    image = plots.image(state.view, state.whole())
     if not history.is_over:
-        return f'<div class="gpm-plots">{plots.html(as_picture=False)}</div>'
+        return f'<div class="gpm-plots gpm-image">{image}</div>'
     finer = state_of(history, MAX_STATE_POINTS)
-    return plots_html(plots, finer.view, finer.whole())
+    return plots_html(image, finer.view, finer.whole())
 
 
-def plots_html(image: Plots, view: View, lines: Lines) -> str:
+def plots_html(image: str, view: View, lines: Lines) -> str:
     """Plots as an image, and the state of which `plots_script` makes those that answer.
 
     Args:
@@ -113,7 +109,7 @@ def plots_html(image: Plots, view: View, lines: Lines) -> str:
         for plot, of_plot in lines.items()
     }
     data = markup.data_script({"view": known, "lines": packed}, "gpupool-state")
-    return f'<div class="gpm-plots gpm-image">{image.html(as_picture=True)}{data}</div>'
+    return f'<div class="gpm-plots gpm-image">{image}{data}</div>'
 
 
 def _packed(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
@@ -134,8 +130,7 @@ def _short(value: float) -> float:
 def plots_script(*styles: str) -> str:
     """These style sheets, and what puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
-    names = "plots.js", "axes.js", "explore.js", "stills.js"
-    code = markup.compact_script(markup.static_text(*names))
+    code = markup.compact_script(markup.static_text("plots.js", "stills.js"))
     # Only plots that the script makes need their style, and in it that takes half the room.
     style = json.dumps(markup.compact_style(markup.static_text("plots.css")))
     script = markup.packed_script(f"(() => {{\n{code}exploreStills({style});\n}})()")
@@ -209,7 +204,7 @@ def _ranks(history: History) -> str:
     )
 
 
-def _rank_row(row: RankRow) -> str:
+def _rank_row(row: words.RankRow) -> str:
     note = f' <span class="gpm-badge">{escape(row.note)}</span>' if row.note else ""
     return (
         f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'

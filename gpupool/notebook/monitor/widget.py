@@ -38,7 +38,7 @@ class TrainingMonitor(LiveWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    _esm = static_text("plots.js", "axes.js", "explore.js", "life.js", "monitor.js")
+    _esm = static_text("plots.js", "life.js", "monitor.js")
     _css = static_text("plots.css", "monitor.css")
 
     status = traitlets.Unicode("starting").tag(sync=True)

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from gpupool.core.wire.events import RankEvent, StartEvent
-from gpupool.notebook.drawing.styles import training_legend, training_plot
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Curves, Lines, Measure
+from gpupool.notebook.monitor.plots import legend, training_plot
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -126,8 +126,8 @@ class TrainingState(MonitorState):
                 training_plot(m.plot, m.title, "%" if m.whole else "", has_steps=m.has_steps)
                 for m in measures
             ]
-            legend = training_legend(plots, validated=validated, has_best=has_best)
-            self._looks = {"plots": plots, "legend": legend}
+            entries = legend(plots, validated=validated, has_best=has_best)
+            self._looks = {"plots": plots, "legend": entries}
         return {**self._looks, "axes": axes}
 
     def _words(self, history: TrainingHistory, status: str) -> View:

@@ -1,5 +1,5 @@
 // The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. The
-// plots are those of plots.js and explore.js, and it lives as life.js says: these stand before it in the
+// plots are those of plots.js, and it lives as life.js says: these stand before it in the
 // same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}

@@ -1,4 +1,4 @@
-// Puts plots that answer in the place of the images of pictures that stay. It stands after explore.js,
+// Puts plots that answer in the place of the images of pictures that stay. It stands after plots.js,
 // in the script beside such an image alone.
 
 // Steps of the file are distances, and each column stands alone: that takes half the room.

@@ -119,10 +119,7 @@ class OutputRecorder:
     """
 
     def __init__(
-        self,
-        ranks: tuple[int, ...],
-        hidden: Secrets,
-        listener: OnOutput = unheard_output,
+        self, ranks: tuple[int, ...], hidden: Secrets, listener: OnOutput = unheard_output
     ) -> None:
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._redactors = {(rank, stream): Redactor(hidden) for rank in ranks for stream in STREAMS}

@@ -132,10 +132,7 @@ class Carrier:
             yield self._found(rank, one, gives_up)
 
     def _found(
-        self,
-        rank: int,
-        asked: Future[Answer[Found]] | None,
-        gives_up: Callable[[], bool],
+        self, rank: int, asked: Future[Answer[Found]] | None, gives_up: Callable[[], bool]
     ) -> Found:
         """The answer of a rank; None if it could not be asked."""
         while not gives_up():  # looked at for each piece, however fast they are answered

@@ -7,7 +7,7 @@ from contextlib import closing
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.progress import progress
-from gpupool.core.wire.calls import Bind, FetchState, SyncState
+from gpupool.core.wire.calls import FetchState, SyncState
 from gpupool.core.wire.pickles import MemoryFile, namespace
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.iopub import unheard_output
@@ -42,18 +42,14 @@ def sync_state(
     # What the notebook has by these names means that on every rank first, as in a cell: the copy of
     # a rank is changed then, and is not sent again by the next cell.
     shipment = variables.ship(chosen, space, everyone)
-    bindings = variables.bindings(shipment, everyone, [])
-    calls = {rank: Bind(bindings=bindings[rank]) for rank in everyone}
     with progress(f"Copying {', '.join(chosen)} of rank {source}"), closing(MemoryFile()) as file:
-        Execution(all_ranks, calls, unheard_output).result()
+        variables.bind(shipment, everyone)
         ask = lambda out: variables.ask(FetchState(chosen, out), [source])[source]  # noqa: E731
         state = all_ranks.carrier.fetched(source, file, ask)
         bindings = variables.bindings(Shipment(), everyone, chosen)
-        execution = Execution(
-            all_ranks,
-            {r: SyncState(state if r in targets else None, bindings=bindings[r]) for r in everyone},
-            unheard_output,
-        )
+        states = dict.fromkeys(targets, state)
+        calls = {r: SyncState(states.get(r), bindings=bindings[r]) for r in everyone}
+        execution = Execution(all_ranks, calls, unheard_output)
         execution.result()
     variables.synced(space, chosen, execution.names)
     return targets

@@ -126,6 +126,12 @@ class Variables:
                 for rank in ranks
             }
 
+    def bind(self, shipment: Shipment, ranks: Sequence[int]) -> None:
+        """Have names mean on the ranks what was shipped."""
+        bindings = self.bindings(shipment, ranks)
+        calls = {rank: Bind(bindings=bindings[rank]) for rank in ranks}
+        Execution(self._all_ranks, calls, unheard_output).result()
+
     def forget_rank(self, rank: int, how: str) -> None:
         """This rank is new: it has nothing. `how` the old one ended: "was restarted".
 
@@ -224,7 +230,7 @@ class Variables:
         require_name(name)
         ranks = self._all_ranks.select(None)  # also those that are just being replaced
         # A copy of the namespace: the notebook's own name keeps its meaning.
-        self._bind(self.ship([name], {**namespace(), name: value}, ranks), ranks)
+        self.bind(self.ship([name], {**namespace(), name: value}, ranks), ranks)
 
     def put(self, value: object) -> Constant:
         """What `Pool.put` does."""
@@ -246,7 +252,7 @@ class Variables:
         with self._round(names := namespace()):
             shipment = self._gather(self.parcels.names_in(*numbers)[0], names)
             self._send(shipment, names, ranks, numbers)
-        self._bind(shipment, ranks)
+        self.bind(shipment, ranks)
 
     def value_of(self, constant: Constant) -> Any:
         """What a constant is, mapped from where the ranks map it: always the same object.
@@ -492,11 +498,6 @@ class Variables:
             place=shipment.place,
             sources={name: text for p in parcels for name, text in p.sources.items()},
         )
-
-    def _bind(self, shipment: Shipment, ranks: Sequence[int]) -> None:
-        bindings = self.bindings(shipment, ranks)
-        calls = {rank: Bind(bindings=bindings[rank]) for rank in ranks}
-        Execution(self._all_ranks, calls, unheard_output).result()
 
     def _note(self, shipment: Shipment, names: dict[str, Any]) -> None:
         """Names are going to be bound on the ranks. A handle of what one of them has meant is of

@@ -15,7 +15,6 @@ from tests.support.raising import raises
 
 def test_a_wrong_pool_option_is_refused() -> None:
     for name, wrong in {
-        "profile": [""],
         "n": [0, 1.5],
         "device": ["tpu"],
         "backend": ["mpi"],

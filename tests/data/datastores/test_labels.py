@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from gpupool.core.errors import DataError, OptionsError
@@ -14,17 +15,6 @@ from tests.support.raising import raises
 
 FILES = ("x/1.png", "x/2.png", "y/3.jpg", "4.png")
 TABLE = {"x/1.png": "cat", "x/2.png": "dog", "y/3.jpg": "cat"}
-
-
-class Frame:
-    """A data frame as far as all kinds of them agree: `columns`, and each by its name."""
-
-    def __init__(self, **columns: list[Any]) -> None:
-        self.columns = list(columns)
-        self._data = columns
-
-    def __getitem__(self, name: str) -> list[Any]:
-        return self._data[name]
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +34,11 @@ def labels_of(folder: Path, labels: Any) -> dict[str, str]:
 
 
 def test_a_table_chooses_images_and_labels(folder: Path) -> None:
-    pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"path": list(TABLE), "label": list(TABLE.values()), "more": 1})
     for table in (
         TABLE,
         {path.rsplit(".", 1)[0]: label for path, label in TABLE.items()},
         {f"{folder}/{path}": label for path, label in TABLE.items()},
-        Frame(path=list(TABLE), label=list(TABLE.values())),
         frame,
     ):
         assert labels_of(folder, table) == TABLE
@@ -68,12 +56,12 @@ def test_a_function_chooses_images_and_labels(folder: Path) -> None:
     ("labels", "error", "shown"),
     [
         ({"x/1.png": "cat", "nine": "dog", "": "cat"}, DataError, ("2 of 3 ", " nine; ")),
-        (Frame(path=["4", "4"], label=["a", "b"]), DataError, ("'a'", "'b'")),
-        (Frame(file=["4"], label=["a"]), OptionsError, " file, label;"),
+        (pandas.DataFrame({"path": ["4", "4"], "label": ["a", "b"]}), DataError, "'b'"),
+        (pandas.DataFrame({"file": ["4"], "label": ["a"]}), OptionsError, '"path"'),
         ({"4": 0.5}, OptionsError, " 0.5 "),
         ({"4": True}, OptionsError, " True "),
         (lambda url: 0.5, OptionsError, ("0.5", "4.png")),
-        ({}, DataError, " 4 "),
+        ({}, DataError, " None "),
         (lambda url: "", DataError, "''"),
         ("table.csv", OptionsError, "'table.csv'"),
     ],

@@ -13,8 +13,9 @@ import torch
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.samples import Draw
+from tests.support.processes import until
 
 TIMEOUT_S = 40.0
 
@@ -84,7 +85,7 @@ def full(loading: Iterator[Batch | None]) -> list[Batch]:
 
 def join_loaders() -> None:
     """Wait for the end of all loader threads; fails if one stays."""
-    until(lambda: num_threads() == 0)
+    until(lambda: num_threads() == 0, TIMEOUT_S)
 
 
 def num_threads() -> int:
@@ -100,10 +101,3 @@ def open_when(dataset: Points, condition: Callable[[], bool]) -> None:
         dataset.gate.set()
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.001)

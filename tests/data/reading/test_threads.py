@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import DataError, SampleError
+from gpupool.data.reading.batches import Reading
 from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.rows import Reading
 from gpupool.data.reading.samples import Skipped
 from gpupool.data.reading.threads import read_ahead
 from tests.data.reading.points import (
@@ -30,8 +30,8 @@ from tests.data.reading.points import (
     join_loaders,
     num_threads,
     open_when,
-    until,
 )
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -83,7 +83,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
     loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
     for _ in range(3):
         next(loading)
-    until(lambda: len(dataset.fetched) >= 192)
+    until(lambda: len(dataset.fetched) >= 192, TIMEOUT_S)
     time.sleep(0.05)  # what it should not do has no event
     assert len(dataset.fetched) <= 3 * 4 + 192  # taken, and under way
     loading.close()
@@ -109,7 +109,7 @@ def test_closing_does_not_wait_for_a_store_that_hangs_and_ends_the_other_threads
     assert dataset.reached.wait(TIMEOUT_S)
     loading.close()
     assert not dataset.gate.is_set()
-    until(lambda: num_threads() <= 50)  # only those in the store
+    until(lambda: num_threads() <= 50, TIMEOUT_S)  # only those in the store
     dataset.gate.set()
 
 
@@ -138,7 +138,8 @@ INTERRUPTED = """
 import signal, threading, time
 import numpy as np
 from gpupool.data.reading.loader import load_batches
-from tests.data.reading.points import Points, num_threads, until
+from tests.data.reading.points import Points, num_threads
+from tests.support.processes import until
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 random = np.random.default_rng(0)
@@ -153,7 +154,7 @@ for _ in range(30):
         time.sleep(1)
     except KeyboardInterrupt:
         interrupts += 1
-    until(lambda: num_threads() == 0)
+    until(lambda: num_threads() == 0, 40.0)
 dataset = Points(3000, closed_from=0)
 hanging = load_batches(dataset, wanted)
 
@@ -185,61 +186,31 @@ def test_an_interrupt_at_any_place_ends_all_threads_and_hangs_nothing() -> None:
 # ---- in order, read here or ahead by one thread --------------------------------------------------
 
 
-class Squares:
-    """Sample i is (float tensor [i], i * i); `gate` holds back everything from `closed_from` on."""
-
-    def __init__(self, closed_from: int = 10**9) -> None:
-        self.closed_from = closed_from
-        self.gate, self.reached = threading.Event(), threading.Event()
-        self.read: list[int] = []
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.read.append(index)
-        if index >= self.closed_from:
-            self.reached.set()
-            assert self.gate.wait(TIMEOUT_S)
-        if index == 13:
-            raise DataError("sample 13 is bad")
-        return torch.tensor([float(index)]), index * index
-
-
 def batches(*lists: list[int]) -> list[np.ndarray]:
     return [np.array(one, dtype=np.int64) for one in lists]
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_batches_and_errors_come_in_order(depth: int) -> None:
-    data = Squares()
-    assert list(load_batches(data, [], depth=depth)) == []
-    loading = load_batches(data, batches([], [5, 4], [], [13], [9]), depth=depth)
-    assert (next(loading), num_threads()) == (None, 0)
-    first = next(loading)
-    assert first is not None
-    assert (first.inputs.tolist(), first.targets.tolist(), first.num) == ([[5], [4]], [25, 16], 2)
-    assert next(loading) is None
-    assert depth or data.read == [5, 4]
-    with pytest.raises(DataError, match="sample 13"):
-        next(loading)
-    assert list(loading) == []
-
-
 @pytest.mark.parametrize("depth", [1, 5])
 def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
-    dataset = Squares(closed_from=1 + depth)
-    loading = read_ahead((dataset[i] for i in range(10)), Reading(depth=depth))
+    dataset = Points(10, closed_from=1 + depth)
+    loading = read_ahead(fetched_of(dataset), Reading(depth=depth))
     next(loading)  # now 1..depth are read without being asked for
     next(loading)  # and one more may start: it waits at the gate
     assert dataset.reached.wait(TIMEOUT_S)
-    assert dataset.read == list(range(depth + 2))
     loading.close()  # which does not wait for it
     assert not dataset.gate.is_set()
     dataset.gate.set()
     join_loaders()
-    assert dataset.read == list(range(depth + 2))
+    assert dataset.fetched == list(range(depth + 2))
+
+
+def fetched_of(dataset: Points) -> Generator[int, None, None]:
+    for index in range(len(dataset)):
+        yield dataset.fetch(index)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dataset", [Squares(), Points(4)])
+@pytest.mark.parametrize("dataset", [[(torch.ones(2), 1)] * 4, Points(4)])
 def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
     loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
     assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)

@@ -81,8 +81,8 @@ def test_a_bad_mask_is_named(data: bytes, shown: str) -> None:
         ({"road": (1, 2, 256)}, ""),
         ({"road": []}, ""),
         ({"road": 1, "car": (1, 2, 3)}, ""),
-        ({"road": 1, "car": [2, 1]}, " 1 "),
-        ({"road": (1, 2, 3), "car": (1, 2, 3)}, " (1, 2, 3) "),
+        ({"road": 1, "car": [2, 1]}, "[2, 1]"),
+        ({"road": (1, 2, 3), "car": (1, 2, 3)}, "(1, 2, 3)"),
     ],
 )
 def test_impossible_classes_say_what_to_give(classes: Any, shown: str) -> None:

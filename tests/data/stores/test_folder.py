@@ -7,23 +7,19 @@ import http.server
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpupool.core.errors import (
-    CredentialsError,
     DataError,
     MissingSampleError,
     OptionsError,
 )
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileInfo, FileRef, Listing, listing
-from gpupool.data.stores.retry import counts
+from gpupool.data.stores.interface import FileRef, visible
 from gpupool.data.stores.writable import Target
-from tests.data.stores_read import read_many
-from tests.servers.proxy import Fault
-from tests.servers.slow_s3 import SlowS3
 from tests.support.raising import raises
 
 NAMES = ("in/a/1.txt", "in/b/2.txt")
@@ -66,39 +62,21 @@ def test_stores_of_all_kinds_are_listed_and_read(files: Path, web: str, url: str
     folder = Folder(url.format(files, web))
     found = folder.list_files()
     paths = ["a/1.txt", "b/2.txt"]
-    assert [file.path for file in found.files] == paths
-    assert found.folders == ["a", "b"]
-    one = found.files[0].ref
+    assert [file.path for file in found] == paths
+    one = found[0]
     assert folder.read(one) == CONTENT
     # this HTTP server knows no ranges
     assert (folder.read(one, 3, 4), folder.read(one, 8)) == (b"3456", b"89")
     with raises(MissingSampleError, "a/3.txt"):
         folder.read(FileRef("a/3.txt", 10))
-    assert read_many(folder, paths * 20) == [CONTENT] * 40
+    with ThreadPoolExecutor(40) as pool:
+        assert list(pool.map(folder.read, found * 20)) == [CONTENT] * 40
 
 
-def test_the_hidden_is_left_out_and_a_folder_may_be_empty() -> None:
-    def info(path: str) -> FileInfo:
-        return FileInfo(path, 1, "")
-
+def test_what_is_hidden_or_marks_a_folder_is_left_out() -> None:
     names = ("seen/1", ".checkpoints/2", "seen/.hidden", "top")
-    found = listing(map(info, names), ["void", ".void"])
-    assert found == Listing([info("seen/1"), info("top")], ["seen", "void"])
-
-
-def test_what_passes_is_tried_again_over_http_too(web: str) -> None:
-    with SlowS3(web) as slow:
-        folder = Folder(f"{slow.endpoint}/in")
-        for fault, reason in (("503", "503"), ("cut", "cut short")):
-            slow.inject(Fault(fault, match="1.txt", times=1))
-            before = counts.snapshot()
-            assert folder.read(FileRef("a/1.txt", 10)) == CONTENT
-            seen = counts.snapshot() - before
-            assert (seen.reads, seen.retries) == (1, 1)
-            assert seen.last_reason.startswith(reason)
-        slow.inject(Fault("denied"))
-        with raises(CredentialsError, "in/a/1.txt", "403", kind="denied"):
-            folder.read(FileRef("a/1.txt", 10))
+    files = [FileRef("void"), FileRef("empty.png"), *(FileRef(name, 1) for name in names)]
+    assert [file.path for file in visible(files)] == ["empty.png", "seen/1", "top"]
 
 
 @pytest.mark.parametrize(

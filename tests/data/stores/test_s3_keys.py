@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.errors import CredentialsError, DataError
+from gpupool.core.errors import DataError
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
-from tests.data.stores_read import profile
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
 
@@ -31,18 +30,10 @@ def bucket(s3: SeaweedServer) -> str:
 A = FileRef("a.txt", 0)
 
 
-@pytest.mark.parametrize("options", [{}, {"s3_additional_kwargs": {}}], ids=["obstore", "s3fs"])
-def test_changed_variables_are_noticed_at_the_next_use(
-    s3: SeaweedServer, bucket: str, options: dict[str, object]
-) -> None:
-    folder = Folder(f"{bucket}/in", options)
-    for _ in range(2):
-        os.environ.update(s3.env)
-        assert folder.read(A) == b"one"
-        os.environ["AWS_SECRET_ACCESS_KEY"] = CANARY
-        with raises(CredentialsError, "SignatureDoesNotMatch", kind="refused") as caught:
-            folder.read(A)
-        assert CANARY not in str(caught.value)
+def profile(folder: Path, text: str) -> dict[str, str]:
+    """The variable that makes botocore read `text` as its configuration."""
+    (folder / "config").write_text(text)
+    return {"AWS_CONFIG_FILE": str(folder / "config")}
 
 
 def test_keys_of_a_file_that_were_replaced_are_found_after_a_refusal(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,7 +19,6 @@ from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.writable import Target
-from tests.data.stores_read import read_many
 from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
@@ -64,19 +64,19 @@ def test_a_passing_fault_is_tried_again_and_counted(
     slow.inject(fault)
     slow.stats()
     before = counts.snapshot()
-    contents = read_many(folder, list(CONTENT))
+    with ThreadPoolExecutor(64) as pool:
+        contents = list(pool.map(lambda path: folder.read(FileRef(path)), CONTENT))
     slow.inject()
     seen, found = counts.snapshot() - before, slow.stats()
     assert contents == list(CONTENT.values())
     assert found[fault.kind] > 0
-    assert (seen.reads, seen.bytes) == (40, 40 * 50_000)
+    assert seen.reads == 40
     assert seen.last_reason.startswith(reason)
-    if fault.kind == "reset":  # aiohttp asks once more where a connection had served before
-        assert found[fault.kind] / 2 <= seen.retries <= found[fault.kind]
-        return
-    # nobody else tries again behind our back; a busy machine may take a second for an answer, too
-    assert seen.retries == found[fault.kind] or (never_ends and seen.retries > found[fault.kind])
-    assert found["requests"] == 40 + seen.retries or (never_ends and found["requests"] > 40)
+    # nobody else tries again behind our back; but aiohttp asks once more where a connection had
+    # served before, and a busy machine may take a second for an answer, too
+    low = found[fault.kind] / 2 if fault.kind == "reset" else found[fault.kind]
+    assert low <= seen.retries
+    assert never_ends or seen.retries <= found[fault.kind]
 
 
 def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> None:
@@ -95,7 +95,7 @@ def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> Non
 def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
     slow.inject(Fault("503", match="list-type", times=1), Fault("cut", match="list-type", times=1))
     before = counts.snapshot()
-    assert len(folder.list_files().files) == 40
+    assert len(folder.list_files()) == 40
     assert (counts.snapshot() - before).retries == 2
 
 

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from gpupool import DataError, OptionsError, TrainingOptions
+from gpupool import DataError, TrainingOptions
 from gpupool.engine.batches.form import PLAIN, Keywords, Positions, called, form_of
-from tests.support.pools import Pools
-from tests.support.raising import raises
-from tests.support.trainings import samples, train_on, weights
 
 DOUBLE = torch.float64
 A, B, Y = torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0, 1])
@@ -119,38 +115,6 @@ def test_a_network_is_called_by_name_or_by_place() -> None:
     def take(*values: Any, **named: Any) -> Any:
         return values, named
 
-    for inputs, expected in [
-        (Keywords(left=1), ((), {"left": 1})),
-        (Positions((1, 2)), ((1, 2), {})),
-        ({"left": 1}, (({"left": 1},), {})),
-    ]:
-        assert called(Net(take), inputs) == expected
-
-
-def test_a_column_by_its_name_goes_into_a_tuple() -> None:
-    with raises(OptionsError, "inputs", "inputs=('pixels',)"):
-        TrainingOptions(inputs="pixels")
-    assert TrainingOptions(inputs=("pixels",)).inputs == ("pixels",)
-
-
-class Scored(nn.Module):
-    """Gives (scores, loss), and without targets no loss, as nanoGPT does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.head = nn.Linear(8, 3, dtype=DOUBLE)
-
-    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Any:
-        scores = self.head(inputs)
-        return scores, None if targets is None else functional.cross_entropy(scores, targets)
-
-
-def test_a_network_of_inputs_and_targets_gives_its_loss_on_any_ranks(pools: Pools) -> None:
-    settings: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.1, "loss": "output"}
-    data = samples(21, DOUBLE)
-    plain = train_on(pools[1], Scored().head, data, **settings | {"loss": "cross_entropy"})
-    for n in (1, 3):
-        found = train_on(pools[n], Scored(), data, **settings)
-        assert (weights(found.model) - weights(plain.model)).abs().max() < 1e-12
-        assert found.history.loss == pytest.approx(plain.history.loss, abs=1e-12)
+    assert called(Net(take), Keywords(left=1)) == ((), {"left": 1})
+    assert called(Net(take), Positions((1, 2))) == ((1, 2), {})
+    assert called(Net(take), {"left": 1}) == (({"left": 1},), {})

@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
-from torchvision.transforms import v2
 
-from gpupool import DataError, OptionsError, SpmdError, TrainingError, TrainingOptions
+from gpupool import OptionsError, SpmdError, TrainingOptions
 from gpupool.core.options import datasets as sampling
-from gpupool.data.reading.shards import Indices
 from gpupool.engine.batches.order import epoch_batches
-from gpupool.engine.batches.share import Share, as_input, normalization_of
+from gpupool.engine.batches.share import Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from tests.engine.batches.streams import Points, Stream
@@ -99,28 +97,6 @@ def test_where_no_sample_of_a_share_can_be_read_another_stands_in() -> None:
     assert [(share.num_here, share.skipped) for share in few] == [(0, ())]
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_a_network_gets_contiguous_images_however_they_lie_in_memory(dtype: torch.dtype) -> None:
-    images = torch.randint(0, 256, (2, 3, 4, 5)).to(dtype)
-    by_pixel = images.contiguous(memory_format=torch.channels_last)
-    assert as_input(by_pixel).is_contiguous()
-    assert torch.equal(as_input(by_pixel), as_input(images))
-
-
-def test_normalization_is_what_torchvision_computes() -> None:
-    class Normalized(Vectors):
-        normalization = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-    images = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
-    expected = v2.Normalize(*Normalized.normalization)(images.float() / 255)
-    normalization = normalization_of(Normalized(4, set()), CPU)
-    assert torch.allclose(as_input(images, normalization), expected, atol=1e-6)
-    assert torch.allclose(as_input(images.float() / 255, normalization), expected, atol=1e-6)
-    assert normalization_of(Vectors(4, set()), CPU) is None
-    with raises(DataError, " 3 ", " 1;", kind="channels"):
-        as_input(images[:, :1], normalization)
-
-
 # ---- orders -------------------------------------------------------------------------------------
 
 
@@ -178,18 +154,6 @@ def test_a_sample_that_comes_again_has_random_numbers_of_its_own() -> None:
     (shares,) = shares_of(data, weights=[0, 1, 0, 0], batch_size=3)
     noise = torch.cat([share.inputs for share in shares]) - data[1][0]
     assert len({tuple(row.tolist()) for row in noise}) == len(noise) == 4
-
-
-def test_a_data_set_may_order_its_own_epochs() -> None:
-    class Twice(Vectors):
-        def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
-            return np.zeros(len(self), dtype=np.int64)
-
-    own = Backwards(20, set())
-    assert order(TrainingOptions(), 1, own) == list(range(20))[::-1]
-    assert order(TrainingOptions(shuffle="never"), 1, own) == list(range(20))
-    with raises(TrainingError, " Twice ", " 20 "):
-        order(TrainingOptions(), 1, Twice(20, set()))
 
 
 def test_weights_that_nothing_can_use_are_refused() -> None:

@@ -51,9 +51,9 @@ def test_a_stream_that_shuffles_by_the_epoch_is_exact(pools: Pools) -> None:
 
 def test_how_long_it_is_is_known_where_the_stream_tells() -> None:
     assert (num_samples(Sized(9)), num_samples(Stream(9)), num_samples(listed(9))) == (9, 0, 9)
-    for max_steps, known in [(None, 0), (7, 7)]:
+    for max_steps in (None, 7):
         options = TrainingOptions(max_steps=max_steps)
-        assert start_event(ALONE, options, Stream(9), 0, None).num_steps == known
+        assert start_event(ALONE, options, Stream(9), 0, None).num_steps == (max_steps or 0)
 
 
 def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
@@ -114,17 +114,10 @@ def test_outputs_for_a_stream_come_in_its_order(pools: Pools) -> None:
     assert values["accuracy"] == right / 20
 
 
-class Named(list[Any]):
-    """Rows as dicts with named columns, as Hugging Face's data sets have them."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
 def test_rows_with_named_columns_and_parts_of_parts_are_data_sets(pools: Pools) -> None:
     whole = listed(20)
     parts = [Subset(whole, range(8)), Subset(Subset(whole, range(5, 20)), range(3, 15))]
-    rows = Named({"label": label, "image": inputs} for inputs, label in points(20))
+    rows = [{"label": label, "image": inputs} for inputs, label in points(20)]
     expected = train_on(pools[1], network(DOUBLE), whole, **SETTINGS).history.loss
     for dataset in (rows, ConcatDataset(parts)):
         found = train_on(pools[2], network(DOUBLE), dataset, **SETTINGS)

@@ -66,8 +66,7 @@ def test_a_network_comes_back_from_its_file(
     inputs = torch.randn(shape)
     assert info_of(loaded) == KNOWN
     assert not loaded.training
-    outputs, expected = (net(inputs) for net in (loaded, model.eval()))
-    for one, other in zip(outputs, expected, strict=True):
+    for one, other in zip(loaded(inputs), model.eval()(inputs), strict=True):
         assert torch.equal(torch.as_tensor(one[0]), torch.as_tensor(other[0]))
     trains = [parameter.requires_grad for parameter in model.parameters()]
     assert [parameter.requires_grad for parameter in loaded.parameters()] == trains

@@ -96,11 +96,9 @@ def served(tmp_path: Path) -> Iterator[str]:
     """The address of a folder."""
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join()
 
 
 def test_safetensors_at_an_address_with_a_query(served: str, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from gpupool import Pool, TrainingError
 from gpupool.notebook.data_view import preview_html
 from gpupool.training.worst import worst_samples
+from tests.engine.batches.streams import Stream
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -32,34 +33,27 @@ class Named(TensorDataset):
 
 
 def test_they_are_those_of_one_process_on_any_number_of_ranks(pools: Pools) -> None:
-    num = 40  # more than there are
     losses = functional.cross_entropy(SCORES, LABELS, reduction="none")
-    order = losses.argsort(descending=True)[:num]
-    whole = Named(torch.arange(NUM).double(), LABELS)
+    order = losses.argsort(descending=True)
+    whole, names = Named(torch.arange(NUM).double(), LABELS), [*Named.classes, "3"]
     data = ConcatDataset([Subset(whole, range(9)), Subset(whole, range(9, NUM))])
+    pairs = list(zip(SCORES.argmax(1)[order].tolist(), LABELS[order].tolist(), strict=True))
     for pool in pools.values():
-        worst = worst_samples(Table(SCORES), data, num, batch_size=8, pool=pool)
+        worst = worst_samples(Table(SCORES), data, 40, batch_size=8, pool=pool)  # more than any
         assert worst.indices == order.tolist()
         assert worst.losses == pytest.approx(losses[order].tolist())
-        names = [*Named.classes, "3"]
-        found, true = (
-            [names[n] for n in part[order].tolist()] for part in (SCORES.argmax(1), LABELS)
-        )
         said = [one.label.splitlines()[:2] for one in worst]
-        assert said == [[f, f"true: {t}"] for f, t in zip(found, true, strict=True)]
+        assert said == [[names[found], f"true: {names[true]}"] for found, true in pairs]
     assert f"loss {worst.losses[0]:.4g}" in repr(worst).splitlines()[1]
-    assert len(repr(worst).splitlines()) == 1 + min(num, NUM)
+    assert len(repr(worst).splitlines()) == 1 + NUM
     assert "<b>fox" not in preview_html(worst)
 
 
 @pytest.mark.long
 def test_a_validation_shows_pictures_of_its_worst(pools: Pools) -> None:
-    result = train_on(
-        pools[2], nn.Sequential(nn.Flatten(), nn.Linear(200, 2)), IMAGES, epochs=1,
-        validation=IMAGES, batch_size=7,
-    )  # fmt: skip
+    model = nn.Sequential(nn.Flatten(), nn.Linear(200, 2))
+    result = train_on(pools[2], model, IMAGES, epochs=1, validation=IMAGES, batch_size=7)
     worst = result.worst(4)
-    assert len(worst.indices) == 4
     for index, sample in zip(worst.indices, worst, strict=True):
         assert f"true: {Images.classes[index % 2]}" in sample.label
         pixels = np.asarray(Image.open(io.BytesIO(sample.png)))
@@ -91,16 +85,12 @@ def test_numbers_are_shown_beside_pictures_whose_normalization_nobody_knows(pool
     assert pixels.min() < 5 < 250 < pixels.max()
 
 
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield torch.zeros(8), 0
-
-
 def test_what_has_no_worst_samples_is_refused(pool2: Pool) -> None:
     data = samples(20)
     result = train_on(pool2, network(), data, epochs=1)
     with raises(TrainingError, "dataset"):
         result.worst()
-    for dataset, loss in [(Stream(), None), (data, lambda outputs, targets: outputs.mean())]:
+    cases: list[Any] = [(Stream(5), None), (data, lambda outputs, targets: outputs.mean())]
+    for dataset, loss in cases:
         with raises(TrainingError, "dataset", "loss"):
             result.worst(2, dataset, loss=loss)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gpupool import SpmdError
 from gpupool.core.machine.topology import Gpu, Rank
@@ -21,36 +21,31 @@ def settings() -> tuple[Any, ...]:
     return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
 
 
-class Seen(nn.Module):
-    """Keeps the settings that its forward meets; may use what torch cannot compute so."""
-
-    def __init__(self, unpools: bool = False) -> None:
-        super().__init__()
-        self.network, self.unpools = network(), unpools
-        self.register_buffer("flags", torch.zeros(3))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.flags[:] = torch.tensor(settings())
-        if self.unpools:
-            pooled, places = nn.functional.max_pool2d(inputs[:, None, None], 1, return_indices=True)
-            inputs = nn.functional.max_unpool2d(pooled, places, 1)[:, 0, 0]
-        outputs: Tensor = self.network(inputs)
-        return outputs
+def note(info: Any) -> None:
+    """A callback."""
+    if info.event == "end":
+        print(settings())
 
 
 def test_a_training_is_deterministic_or_torchs_error_and_nothing_stays_so(pools: Pools) -> None:
-    def here() -> Any:
-        return settings()
-
-    before = dict(pools[2].run(here))
+    before = dict(pools[2].run(settings))
     for asked in (False, True):
-        kept = train_on(pools[2], Seen(), samples(40), epochs=1, deterministic=asked).model
-        assert kept.get_buffer("flags").tolist() == [asked, asked, False]
+        given = {"epochs": 1, "deterministic": asked, "callbacks": [note]}
+        result = train_on(pools[2], network(), samples(40), **given)
+        assert result.text(0) == f"{(asked, asked, False)}\n"
     with pytest.raises(SpmdError) as caught:
-        train_on(pools[2], Seen(unpools=True), samples(40), epochs=1, deterministic=True)
+        train_on(pools[2], nn.Sequential(network(), Unpooled()), samples(8), deterministic=True)
     assert caught.value.first.ename == "RuntimeError"
     assert caught.value.first.where.startswith("test_determinism.py, line ")  # the user's
-    assert dict(pools[2].run(here)) == before
+    assert dict(pools[2].run(settings)) == before
+
+
+class Unpooled(nn.Module):
+    """What torch cannot compute so."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pooled, places = nn.functional.max_pool1d(inputs[:, None], 1, return_indices=True)
+        return nn.functional.max_unpool1d(pooled, places, 1)[:, 0]
 
 
 def test_cublas_has_its_variable_before_its_first_call() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from gpupool import TrainingError
-from gpupool.core.options.named_measures import LOSSES, check_loss
+from gpupool.core.options.named_measures import LOSSES
 from gpupool.engine.metrics.evaluation import count_correct
-from gpupool.engine.metrics.named import mean_of
-from gpupool.engine.numerics.losses import add_gradient, make_loss
+from gpupool.engine.numerics.losses import make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
@@ -50,6 +48,7 @@ CASES: list[tuple[Any, ...]] = [
         lambda o, t: functional.binary_cross_entropy_with_logits(o[:, 0], t.double()),
     ),
     (lambda o, t: (o - t).abs().mean(), numbers(NUM), labels(NUM), nn.L1Loss()),
+    ("huber", numbers(NUM, 1), numbers(NUM, seed=3), lambda o, t: nn.HuberLoss()(o[:, 0], t)),
 ]
 for kind in ("mse", "mae", "huber", "smooth_l1"):
     module = getattr(nn, LOSSES[kind])()
@@ -96,18 +95,13 @@ def test_a_class_that_is_ignored_is_neither_right_nor_wrong() -> None:
     assert [int(number) for number in found] == [1, 2]
 
 
-# ---- several outputs ---------------------------------------------------------------------------
-
-
-def test_auxiliary_classifiers_count_as_in_the_references() -> None:
-    loss, targets = make_loss("cross_entropy"), labels(NUM)
-    main, aux = numbers(NUM, 5), numbers(NUM, 5, seed=3)
-    first, second = (functional.cross_entropy(o, targets) for o in (main, aux))
-    assert torch.isclose(loss({"out": main, "aux": aux}, targets), first + 0.5 * second)
-    inception = namedtuple("inception", ["logits", "aux_logits"])
-    assert torch.isclose(loss(inception(main, aux), targets), first + 0.4 * second)
-    assert torch.isclose(loss(inception(main, None), targets), first)
-    assert loss.scored(inception(main, aux), targets)[0] is main
+def test_only_a_certain_accuracy_is_counted() -> None:
+    own, labels = make_loss(lambda o, t: o.mean()), torch.ones(12, 5, dtype=torch.long)
+    assert count_correct(own, numbers(12, 11), labels[:, 0], 12) is not None
+    assert count_correct(own, numbers(12, 5, 11), labels, 12) is None
+    # as many words as classes: either dimension could be the classes
+    assert count_correct(own, numbers(12, 5, 5), labels, 12) is None
+    assert count_correct(make_loss("cross_entropy"), numbers(12, 5, 5), labels, 12) is not None
 
 
 def test_classes_that_weigh_differently_are_exact_over_ranks(pools: Pools) -> None:
@@ -135,14 +129,7 @@ class Learned(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
 
-def call(loss: Any, outputs: Any, targets: Tensor) -> None:
-    check_loss(loss)
-    made = make_loss(loss)
-    add_gradient(made(outputs, targets))
-
-
 PIXELS = torch.tensor([[0, 255], [-100, 2]])
-FOUR = numbers(4, 1).requires_grad_()
 
 
 @pytest.mark.parametrize(
@@ -157,44 +144,18 @@ FOUR = numbers(4, 1).requires_grad_()
         (lambda o, t: o - t, numbers(4), numbers(4), ("loss", " (4,)")),
         ("mse", numbers(4, 2), numbers(4), (" 4 x 2, ", " 4:")),
         ("mse", {"a": numbers(4)}, numbers(4), (" dict",)),
+        ("cross_entropy", (numbers(4, 3), numbers(4, 3)), labels(4), (" tuple",)),
+        ("output", numbers(4, 3), labels(4), (" Tensor",)),
         ("cross_entropy", numbers(2, 3, 2), PIXELS, (" 255 ", " 3 outputs", "ignore_index=")),
-        # each with each
-        (lambda o, t: ((o.tanh() - t) ** 2).mean(), FOUR, numbers(4), ("(4, 1)", "(4,)")),
-        (functional.mse_loss, numbers(4), numbers(4, 1), ("(4, 1)", "(4,)")),
-        (lambda o, t: (o["y"] - t).mean(), {"y": FOUR}, numbers(4), ("(4, 1)", "(4,)")),
-        # two precisions
-        (lambda o, t: functional.huber_loss(o, t), FOUR.float(), numbers(4, 1), (".float()",)),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Any, outputs: Any, targets: Any, names: Any) -> None:
     with raises(TrainingError, *names):
-        call(loss, outputs, targets)
+        make_loss(loss)(outputs, targets)
 
 
-def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
-    def squeezed(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.mse_loss(outputs.squeeze(1), targets)
-
-    def of_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
-        is_later = targets[:, None] > targets
-        return (outputs.T - outputs).where(is_later, 0).mean()
-
-    def viewed(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.mse_loss(outputs, targets.view_as(outputs).type_as(outputs))
-
-    for loss in (squeezed, of_pairs, viewed):
-        outputs, targets = numbers(4, 1), numbers(4, seed=1)
-        assert torch.equal(make_loss(loss)(outputs, targets), loss(outputs, targets))
-    with raises(TrainingError, "(4, 1)", "(4,)"):  # also a metric's
-        mean_of(lambda o, t: (o - t).abs().mean()).update(numbers(4, 1), numbers(4))
-
-
-def test_a_column_of_outputs_and_python_floats_are_numbers_as_any(pools: Pools) -> None:
-    line = [(x, float(x.sum())) for x in numbers(32, 8).float()]
-    settings = {"epochs": 1, "batch_size": 16, "shuffle": "never"}
-    torch.manual_seed(0)
-    model = nn.Linear(8, 1)
-    named = train_on(pools[1], model, line, loss="huber", **settings)
-    found = train_on(pools[2], model, line, loss=nn.HuberLoss(), **settings)
-    assert found.history.loss == pytest.approx(named.history.loss, abs=1e-6)
-    assert (weights(found.model) - weights(named.model)).abs().max() < 1e-6
+def test_what_counts_nothing_is_refused() -> None:
+    with raises(TrainingError, "weight='tokens'"):
+        make_loss("mse", weight="tokens")
+    with raises(TrainingError, "weight='tokens'"):
+        make_loss(lambda o, t: o.mean(), weight="tokens").num_counted({"ids": numbers(4)}, 4)

@@ -77,20 +77,16 @@ def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
     options = TrainingOptions(
         lr=0.1,
         weight_decay=0.01,
-        learn_rate_factors={"2.weight": 10, "2.bias": 20},
+        learn_rate_factors={"0.bias": 0, "2.weight": 10, "2.bias": 20},
         weight_decay_factors={"*.bias": 0},
     )
-    optimizer = make_optimizer(network(), options)
-    found = {(g["lr"], g["weight_decay"]): len(g["params"]) for g in optimizer.param_groups}
-    assert found == {(0.1, 0.01): 1, (0.1, 0.0): 1, (1.0, 0.01): 1, (2.0, 0.0): 1}
-    assert set_learning_rates(optimizer, replace(options, lr=0.05), 1, 8, 1) == 0.05
-    assert sorted(g["lr"] for g in optimizer.param_groups) == [0.05, 0.05, 0.5, 1.0]
-
-
-def test_factor_0_freezes() -> None:
     model = network()
-    make_optimizer(model, TrainingOptions(learn_rate_factors={"0.*": 0}))
-    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    optimizer = make_optimizer(model, options)
+    found = {(g["lr"], g["weight_decay"]): len(g["params"]) for g in optimizer.param_groups}
+    assert found == {(0.1, 0.01): 1, (1.0, 0.01): 1, (2.0, 0.0): 1}
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+    assert set_learning_rates(optimizer, replace(options, lr=0.05), 1, 8, 1) == 0.05
+    assert sorted(g["lr"] for g in optimizer.param_groups) == [0.05, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What validations and steps tell: the best, enough, divergence."""
+"""What validations tell: the best, and enough."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import math
 
 import pytest
 
-from gpupool.core.wire.events import StepEvent
-from gpupool.engine.training.early_stopping import EarlyStopping, loss_warning
-
-
-def steps(*losses: float) -> list[StepEvent]:
-    return [StepEvent(i, 1, loss, None, 0.1, 8, 0.0, 0.0) for i, loss in enumerate(losses, 1)]
+from gpupool.engine.training.early_stopping import EarlyStopping
 
 
 @pytest.mark.parametrize(
@@ -39,13 +34,6 @@ def test_patience_counts_validations_in_a_row() -> None:
         stopping.add_validation(step, {"loss": loss})
         found.append(stopping.is_patience_over)
     assert found == [False, False, False, False, True]
-
-
-def test_the_first_loss_that_is_no_number_is_told() -> None:
-    assert loss_warning(steps(1.0, 0.9)) is None
-    warning = loss_warning(steps(0.8, math.nan, math.inf))
-    assert warning is not None
-    assert (warning.about, warning.step) == ("not finite", 2)
 
 
 def test_early_stopping_continues_where_another_one_was() -> None:

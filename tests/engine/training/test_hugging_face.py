@@ -58,13 +58,8 @@ def as_text(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
 def classifier() -> transformers.BertForSequenceClassification:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(
-        vocab_size=WORDS,
-        intermediate_size=16,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        **sizes,
-    )
+    dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    config = transformers.BertConfig(vocab_size=WORDS, intermediate_size=16, **sizes, **dropouts)
     return transformers.BertForSequenceClassification(config).double()
 
 
@@ -108,21 +103,11 @@ def test_a_network_trains_by_its_own_loss(
     assert torch.equal(weights(again), weights(result.model))
 
 
-@pytest.mark.long
 def test_each_word_predicts_the_next_one(pools: Pools) -> None:
     """The loss shifts the labels: so do accuracy and perplexity."""
     data = sentences()
-    result = train_on(
-        pools[2],
-        writer(),
-        data,
-        loss=None,
-        collate=as_text,
-        validation=data,
-        metrics=["perplexity", "token_accuracy"],
-        keep="last",
-        **SETTINGS,
-    )
+    asked = {"validation": data, "metrics": ["perplexity", "token_accuracy"], "keep": "last"}
+    result = train_on(pools[2], writer(), data, loss=None, collate=as_text, **asked, **SETTINGS)
     batch = as_text([data[i] for i in range(len(data))])
     with torch.no_grad():
         scores = result.model(**batch).logits[:, :-1]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 import gpupool
 from gpupool import SpmdError
@@ -65,14 +65,6 @@ def of_batch(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten())
 
 
-def curves(pools: Pools, make: Callable[[], nn.Module], data: Any, **settings: Any) -> None:
-    """Any number of ranks gives the losses and the weights of one, in float64 to 1e-12."""
-    results = [train_on(pool, make(), data, **SETTINGS | settings) for pool in pools.values()]
-    for result in results[1:]:
-        assert result.history.loss == pytest.approx(results[0].history.loss, abs=1e-12)
-        assert (weights(result.model) - weights(results[0].model)).abs().max() < 1e-12
-
-
 def plain(loss: Any, num_epochs: int = 2) -> Tensor:
     """The weights after the same training in plain torch, with whole batches."""
     model, data = Reader(), Text()
@@ -86,16 +78,14 @@ def plain(loss: Any, num_epochs: int = 2) -> Tensor:
     return weights(model)
 
 
-# ---- what a batch is ---------------------------------------------------------------------------
+POINTS = torch.randn(21, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
 
 
 def count(batch: dict[str, Tensor]) -> Tensor:
     return (batch["labels"] >= 0).sum()
 
 
-@pytest.mark.parametrize(
-    "more", [{"weight": "tokens"}, {"weight": count}, {"weight": "tokens", "accumulate": 3}]
-)
+@pytest.mark.parametrize("more", [{"weight": count}, {"weight": "tokens", "accumulate": 3}])
 def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(
     pools: Pools, more: dict[str, Any]
 ) -> None:
@@ -107,16 +97,8 @@ def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(
 
 def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pools) -> None:
     """Outputs are (samples, words, classes), torch's loss wants (samples, classes, words)."""
-    result = train_on(
-        pools[2],
-        Reader(),
-        Text(),
-        collate=padded,
-        validation=Text(9),
-        metrics=["perplexity", "token_accuracy"],
-        keep="last",
-        **SETTINGS,
-    )
+    asked = {"validation": Text(9), "metrics": ["perplexity", "token_accuracy"], "keep": "last"}
+    result = train_on(pools[2], Reader(), Text(), collate=padded, **asked, **SETTINGS)
     assert (weights(result.model) - plain(of_batch)).abs().max() < 1e-12
     batch = padded([Text()[i] for i in range(9)])
     with torch.no_grad():
@@ -127,63 +109,6 @@ def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pool
     assert last.metrics["token_accuracy"] == pytest.approx(right, abs=1e-12)
     assert last.loss == pytest.approx(of_batch(outputs, batch).item(), abs=1e-12)
     assert last.metrics["perplexity"] == pytest.approx(torch.tensor(last.loss).exp().item())
-
-
-def test_with_a_loss_of_the_users_only_certain_accuracies_are_shown(pools: Pools) -> None:
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
-    for length in (5, WORDS):  # as many words as classes: either dimension could be the classes
-        words = torch.randint(1, WORDS, (12, length))
-        data = TensorDataset(torch.randn(12, length, 4), words)
-        result = train_on(pools[2], nn.Linear(4, WORDS), data, loss=loss, epochs=1, validation=data)
-        assert result.history.steps[0].accuracy is None
-        assert result.history.validations[-1].accuracy is None
-    points = samples(24)
-    result = train_on(
-        pools[2], network(), points, loss=lambda out, y: functional.cross_entropy(out, y), epochs=1
-    )
-    assert result.history.steps[0].accuracy is not None
-
-
-POINTS = torch.randn(21, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
-
-
-def test_a_data_set_without_targets_is_its_own_target(pools: Pools) -> None:
-    """As for an autoencoder."""
-    model = nn.Linear(8, 8, dtype=DOUBLE)
-    curves(pools, lambda: model, list(POINTS), loss="mse")
-
-
-def test_a_batch_that_is_one_object_goes_to_the_device_by_its_own_method(pools: Pools) -> None:
-    class Graphs:
-        def __init__(self, nodes: Tensor, places: Tensor, labels: Tensor) -> None:
-            self.nodes, self.places, self.labels = nodes, places, labels
-
-        def to(self, device: torch.device) -> Graphs:
-            moved = (part.to(device) for part in (self.nodes, self.places, self.labels))
-            return Graphs(*moved)
-
-    def collate(rows: list[Any]) -> Graphs:
-        sizes = torch.tensor([len(row["words"]) for row in rows])
-        nodes = torch.cat([row["words"] for row in rows])
-        labels = torch.stack([row["words"][0] for row in rows])
-        return Graphs(nodes, torch.arange(len(rows)).repeat_interleave(sizes), labels)
-
-    class Sum(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.embed = nn.Embedding(WORDS, WORDS, dtype=DOUBLE)
-
-        def forward(self, graphs: Graphs) -> Tensor:
-            out = torch.zeros(len(graphs.labels), WORDS, dtype=DOUBLE)
-            return out.index_add(0, graphs.places, self.embed(graphs.nodes))
-
-    def loss(outputs: Tensor, batch: Graphs) -> Tensor:
-        return functional.cross_entropy(outputs, batch.labels)
-
-    curves(pools, Sum, Text(), loss=loss, collate=collate)
 
 
 # ---- a loss over pairs of the batch ------------------------------------------------------------
@@ -213,9 +138,8 @@ def test_a_loss_over_pairs_gets_the_outputs_of_all_ranks(pools: Pools) -> None:
     settings = {"loss": contrastive, "inputs": (0, 1), "targets": "batch", "gather": True}
     found = train_on(pools[3], Pairs(), rows, validation=rows, **SETTINGS | settings)
     alone = train_on(pools[1], Pairs(), rows, validation=rows, **SETTINGS | settings)
-    assert found.history.validations[-1].loss == pytest.approx(
-        alone.history.validations[-1].loss, abs=1e-12
-    )
+    losses = [one.history.validations[-1].loss for one in (found, alone)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     model = Pairs()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(2):
@@ -236,44 +160,11 @@ class Sentences(Reader):
         return {"a": scores.sum(1), "b": (scores / places).sum(1), "temperature": torch.zeros(())}
 
 
-def test_text_of_any_length_goes_into_a_loss_over_pairs(pools: Pools) -> None:
-    """The loss does not look at what ranks have padded to other lengths."""
-    curves(pools, Sentences, Text(), loss=contrastive, collate=padded, gather=True)
-
-
 def test_what_differs_in_more_than_the_number_of_samples_cannot_be_gathered(pools: Pools) -> None:
     settings = {"loss": of_batch, "collate": padded, "gather": True}
     with raises(SpmdError, "gather", ename="TrainingError"):
         train_on(pools[2], Reader(), Text(), **SETTINGS | settings)
     assert pools[2].run(lambda: 1)[1] == 1
-
-
-# ---- what cannot be understood -----------------------------------------------------------------
-
-
-class Aside(nn.Module):
-    """Gives something else beside the scores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = network(DOUBLE)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.inner(x), x
-
-
-def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
-    data = samples(9, DOUBLE)
-    cases: list[tuple[str, nn.Module, Any, dict[str, Any]]] = [
-        ("DataError", network(DOUBLE), [(x, x, y) for x, y in data], {}),
-        ("DataError", Reader(), Text(), {}),
-        ("TrainingError", network(DOUBLE), data, {"weight": "tokens", "loss": "mse"}),
-        ("TrainingError", network(DOUBLE), data, {"loss": "output"}),
-        ("TrainingError", Aside(), data, {}),
-    ]
-    for ename, model, rows, settings in cases:
-        with raises(SpmdError, ename=ename):
-            train_on(pools[2], model, rows, **SETTINGS | settings)
 
 
 def mixed(rows: list[Any], training: bool = True) -> Any:
@@ -311,5 +202,68 @@ class Marked(nn.Module):
         return found
 
 
-def test_a_part_that_is_computed_again_is_no_unused_one(pools: Pools) -> None:
-    curves(pools, Marked, samples(21, DOUBLE))
+class Graphs:
+    """A batch that is one object, which goes to the device by its own method."""
+
+    def __init__(self, nodes: Tensor, places: Tensor, labels: Tensor) -> None:
+        self.nodes, self.places, self.labels = nodes, places, labels
+
+    def to(self, device: torch.device) -> Graphs:
+        return Graphs(*(part.to(device) for part in (self.nodes, self.places, self.labels)))
+
+
+def as_graphs(rows: list[Any]) -> Graphs:
+    sizes = torch.tensor([len(row["words"]) for row in rows])
+    nodes = torch.cat([row["words"] for row in rows])
+    labels = torch.stack([row["words"][0] for row in rows])
+    return Graphs(nodes, torch.arange(len(rows)).repeat_interleave(sizes), labels)
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(WORDS, WORDS, dtype=DOUBLE)
+
+    def forward(self, graphs: Graphs) -> Tensor:
+        out = torch.zeros(len(graphs.labels), WORDS, dtype=DOUBLE)
+        return out.index_add(0, graphs.places, self.embed(graphs.nodes))
+
+
+def of_graphs(outputs: Tensor, batch: Graphs) -> Tensor:
+    return functional.cross_entropy(outputs, batch.labels)
+
+
+class Scored(nn.Module):
+    """Gives (scores, loss), and without targets no loss, as nanoGPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network(DOUBLE)
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Any:
+        scores = self.inner(inputs)
+        return scores, None if targets is None else functional.cross_entropy(scores, targets)
+
+
+SQUARE = nn.Linear(8, 8, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "settings"),
+    [
+        (lambda: SQUARE, list(POINTS), {"loss": "mse"}),  # its own target, as of an autoencoder
+        (Sum, Text(), {"loss": of_graphs, "collate": as_graphs}),
+        # ranks have padded to other lengths, at which the loss does not look
+        (Sentences, Text(), {"loss": contrastive, "collate": padded, "gather": True}),
+        (Scored, samples(21, DOUBLE), {"loss": "output"}),
+        (Marked, samples(21, DOUBLE), {}),  # what is computed again is no unused part
+    ],
+)
+def test_any_number_of_ranks_gives_what_one_does(
+    pools: Pools, make: Callable[[], nn.Module], data: Any, settings: dict[str, Any]
+) -> None:
+    results = [train_on(pool, make(), data, **SETTINGS | settings) for pool in pools.values()]
+    for result in results[1:]:
+        assert result.history.loss == pytest.approx(results[0].history.loss, abs=1e-12)
+        assert (weights(result.model) - weights(results[0].model)).abs().max() < 1e-12

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from gpupool import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -21,10 +20,9 @@ from gpupool.core.wire.events import (
 )
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import CallbackInfo
-from gpupool.engine.training.checkpoints import Checkpoints, packed
+from gpupool.engine.training.checkpoints import Checkpoints
 from gpupool.engine.training.loop import fit
 from tests.engine.training.vectors import Vectors
-from tests.support.raising import raises
 from tests.support.trainings import network, samples
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -133,12 +131,3 @@ def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path
     assert [event.step for event in told if isinstance(event, CheckpointEvent)] == [3]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-
-
-def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
-    fitted(network(), checkpoint=str(tmp_path))
-    path = tmp_path / "step-00000008.pt"
-    state = Checkpoints(str(tmp_path)).load(path.name)
-    path.write_bytes(packed(state | {"training": state["training"] | {"format": "99"}}))
-    with raises(TrainingError, "resume", "format=99,"):
-        fitted(network(), checkpoint=str(tmp_path), resume="auto")

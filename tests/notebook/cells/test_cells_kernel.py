@@ -22,6 +22,10 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     clean_kernel.started = started  # type: ignore[attr-defined]
     names = "import sys, time, threading, ipywidgets\nfrom IPython.display import HTML, display"
     clean_kernel.run(f"%%spmd\n{names}\nkept = rank + 10")
+    nothing = clean_kernel.run("%gpupool debug")
+    assert nothing.error_text.startswith("PoolError: nothing has failed on the ranks")
+    nothing = clean_kernel.run("%gpupool debug 1")
+    assert nothing.text.startswith("There is nothing to look at: ")
     return clean_kernel
 
 
@@ -292,6 +296,63 @@ def test_debug_begins_at_the_users_line_and_no_mode_of_tracebacks_shows_ours(
         assert f"Cell In[{number_of(cell)}], line 2" in cell.error_text
         assert "gpupool" not in cell.error_text
     kernel.run("%xmode Context")
+
+
+# ---- %gpupool debug --------------------------------------------------------------------------
+
+FAILING = """%%spmd
+def inner(x):
+    y = x + rank
+    if rank == 1:
+        raise ValueError('bad')
+    dist.barrier()
+def outer():
+    inner(10)
+outer()"""
+
+
+def test_the_rank_that_failed_first_is_looked_at_frame_by_frame(kernel: Kernel) -> None:
+    kernel.run(FAILING)
+    commands = ["p y", "!y = 99", "p y", "up", "p y", "w", "l", "down", "a", "pp x, 3"]
+    cell = kernel.run("%gpupool debug", answers=[*commands, "print('said', x)", "nosuch", "q"])
+    assert cell.status == "ok"
+    where, said = cell.text.split("\n\n", 1)
+    assert "inner()" in where.splitlines()[0]
+    assert "raise ValueError('bad')" in where
+    assert said.startswith("11\n99\n> ")
+    assert "outer()" in said.splitlines()[2]
+    assert "NameError: name 'y' is not defined" in said
+    assert said.rstrip().endswith(
+        "x = 10\n(10, 3)\nsaid 10\n*** NameError: name 'nosuch' is not defined"
+    )
+    cell = kernel.run("%gpupool debug", allow_stdin=False)
+    assert "this front end cannot ask for input" in cell.error_text
+    assert "error.errors[rank].traceback" in cell.error_text
+    assert_usable(kernel)
+
+
+def test_the_stop_button_ends_a_command_and_then_the_session(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run(FAILING)
+    begun = tmp_path / "begun"
+    commands = [f"import time; {touch(begun)}; time.sleep(60)", "p 6 * 7", None]
+    stops = [
+        (lambda cell: begun.exists(), kernel.press_stop),
+        (lambda cell: len(cell.questions) == 3, kernel.press_stop),  # it waits for a command
+    ]
+    cell = kernel.run("%gpupool debug", answers=commands, meanwhile=stops)
+    assert (cell.status, cell.errors) == ("ok", [])
+    assert "*** KeyboardInterrupt\n42" in cell.text
+    assert_usable(kernel)
+
+
+def test_a_breakpoint_is_a_place_to_look_at(kernel: Kernel) -> None:
+    stopped = kernel.run("%%spmd\nhere = rank + 5\nbreakpoint()\nprint('never')")
+    assert "`%gpupool debug RANK` opens the debugger" in stopped.error_text
+    cell = kernel.run("%gpupool debug 1", answers=["p here", "q"])
+    assert "----> 3 breakpoint()" in cell.text
+    assert cell.text.endswith("6")
 
 
 # ---- the stop button ---------------------------------------------------------------------------

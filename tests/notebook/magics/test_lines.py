@@ -14,26 +14,25 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpupool
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.magics.arguments import (
-    COMMANDS,
-    SUMMARIES,
-    spmd_parser,
-    start_options,
-)
+from gpupool.notebook.magics import arguments
+from gpupool.notebook.magics.arguments import COMMANDS, SPMD
 from gpupool.notebook.magics.completion import Words, complete
-from gpupool.notebook.magics.parser import MagicParser
-from gpupool.notebook.magics.typed_secrets import refuse_typed_value
 from tests.support.raising import raises
 
-PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
-OPTIONS = sorted({name for make in PARSERS.values() for name in make().option_names()})
+PARSERS = {**COMMANDS, "%%spmd": SPMD}
+OPTIONS = sorted({name for parser in PARSERS.values() for name in parser.option_names()})
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def parsed(line: str) -> dict[str, object]:
+    magic, _, rest = line.partition(" ")
+    return vars(SPMD.parse_line(rest) if magic == "%%spmd" else arguments.parse(line))
 
 
 def refusal(command: str, line: str) -> str:
     """What is wrong with a line; "" if nothing is."""
     try:
-        PARSERS[command]().parse_line(line)
+        PARSERS[command].parse_line(line)
     except OptionsError as error:
         return str(error)
     return ""
@@ -43,38 +42,48 @@ def refusal(command: str, line: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "line", "sentence"),
+    ("line", "found"),
     [
-        ("start", "--tiemout 3", "%gpupool start has no option --tiemout. Did you mean '--timeo"),
-        ("start", "--backend ncl", "argument --backend: 'ncl' is unknown. Did you mean 'nccl'? Us"),
-        ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
-        ("start", "local remote", "'remote' is too much. Usage: %gpupool start [PROFILE] [option"),
-        ("env", "'AWS_*", "%gpupool env: No closing quotation."),
-        ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
-        ("%%spmd", "-o a.b", "argument -o/--out: 'a.b' is not a name that a variable can have."),
-        ("%%spmd", "rank", "%%spmd: 'rank' is too much. Usage: %%spmd [-t RANKS] [-o NAME]"),
+        (
+            "start slurm -n 16 -- -p gpu -h",  # of the scheduler
+            {"command": "start", "profile": "slurm", "n": 16, "words": ["-p", "gpu", "-h"]},
+        ),
+        ("restart -1,0", {"command": "restart", "ranks": "-1,0"}),
+        ("", {"command": "status"}),
+        *((line, {"command": "help", "topic": "log"}) for line in ("log -h", "log 1 --help")),
+        *((line, {"command": "help", "topic": None}) for line in ("-h", "help", "help -h")),
     ],
 )
-def test_a_bad_line_is_answered_with_what_is_allowed(
-    command: str, line: str, sentence: str
-) -> None:
-    assert sentence in refusal(command, line)
-    assert "\n" not in refusal(command, line)
+def test_what_a_line_means(line: str, found: dict[str, object]) -> None:
+    assert parsed(line) == found
 
 
-def test_words_behind_dashes_are_those_of_a_scheduler() -> None:
-    found = start_options("slurm -n 16 -- -p gpu -n 3")
-    assert {**found, "words": found["words"].strip()} == {
-        "profile": "slurm",
-        "n": 16,
-        "words": "-p gpu -n 3",
-    }
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("strat", "%gpupool has no command 'strat'. Did you mean 'start'?"),
+        ("start --tiemout 3", "%gpupool start has no option --tiemout. Did you mean '--timeout'?"),
+        ("start --backend ncl", "argument --backend: there is no such word. Did you mean 'nccl'?"),
+        ("start --timeout nan", "--timeout: give a number of seconds above 0. Usage: %gpupool sta"),
+        ("start --cpu=x", "argument --cpu: it takes no value."),
+        ("start local remote", "'remote' is too much. Usage: %gpupool start [PROFILE] [options"),
+        ("sync 0", "arguments are required: NAME. Usage: %gpupool sync [-t RANKS] RANK NAME [NAM"),
+        ("env 'AWS_*", "%gpupool: No closing quotation."),
+        ("%%spmd --local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
+        ("%%spmd -o a.b", "argument -o/--out: give a name that a variable can have."),
+        ("%%spmd rank", "%%spmd: 'rank' is too much. Usage: %%spmd [-t RANKS] [-o NAME]"),
+    ],
+)
+def test_a_bad_line_is_answered_with_what_is_allowed(line: str, sentence: str) -> None:
+    with raises(OptionsError, sentence):
+        parsed(line)
 
 
 @given(st.sampled_from(sorted(PARSERS)), st.text())
 def test_any_text_is_parsed_or_refused_in_one_line(command: str, text: str) -> None:
-    name = command if command == "%%spmd" else f"%gpupool {command}"
-    assert refusal(command, text).startswith(name) or not refusal(command, text)
+    said = refusal(command, text)
+    assert said.startswith(PARSERS[command].prog) or not said
+    assert len(said.splitlines()) <= 1
 
 
 SECRET = "hunter2 '\"hunter2"
@@ -99,36 +108,31 @@ TYPED = "hf_typed81q7wLm0"
 @pytest.mark.parametrize(
     "line",
     [
-        f"HF_TOKEN={TYPED}",
-        f"AWS_* HF_TOKEN='{TYPED} and more'",
-        f'"HF_TOKEN={TYPED}',
-        f"-n 2 --env HF_TOKEN={TYPED}",
+        f"env HF_TOKEN={TYPED}",
+        f"env AWS_* HF_TOKEN='{TYPED} and more'",
+        f'env "HF_TOKEN={TYPED}',
+        f"env HF_TOKEN = {TYPED}",
+        f"start -n 2 --env=HF_TOKEN={TYPED}",
     ],
 )
 def test_a_secret_that_is_typed_is_refused_and_not_repeated(line: str) -> None:
-    with raises(OptionsError, "HF_TOKEN") as caught:
-        refuse_typed_value(line)
+    with raises(OptionsError, "HF_TOKEN=...: name the variable only") as caught:
+        arguments.parse(line)
     assert TYPED not in str(caught.value)
-    refuse_typed_value("--backend=wrong --timeout=30")  # which is none
 
 
 # ---- explained ---------------------------------------------------------------------------------
 
 
-def values(parser: MagicParser) -> list[str]:
-    """The words that some option or argument must be one of."""
-    return [str(word) for action in parser._actions for word in action.choices or ()]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", PARSERS)
 def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> None:
-    parser = COMMANDS[command]()
-    text = parser.manual()
-    assert text.startswith(f"%gpupool {command}")
-    assert SUMMARIES[command].split()[0] in text
+    parser = PARSERS[command]
+    text = parser.format_help()
+    assert text.startswith(f"usage: {parser.prog}")
     assert set(parser.option_names()) <= set(OPTION.findall(text))
+    words = [str(word) for action in parser._actions for word in action.choices or ()]
     if command != "help":  # its words are in the overview
-        assert all(re.search(rf"\b{word}\b", text) for word in values(parser))
+        assert all(re.search(rf"\b{word}\b", text) for word in words)
     assert all(action.help for action in parser._actions)
     assert max(map(len, text.splitlines())) <= 100
 
@@ -136,8 +140,6 @@ def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> 
 # ---- completed ---------------------------------------------------------------------------------
 
 WORDS: Words = {
-    "profile": lambda: ["local", "slurm"],
-    "env": lambda: ["AWS_A", "AWS_B", "HOME"],
     "names": lambda: ["AWS_A", "AWS_B", "HOME"],
     "rank": lambda: ["0", "1"],
     "ranks": lambda: ["all", "0", "1"],
@@ -181,7 +183,6 @@ def test_the_shell_offers_them_until_it_is_unloaded(shell: InteractiveShell) -> 
         return [c.text for c in found]
 
     assert offered("%gpupool sta") == ["status", "start"]
-    assert offered("%gpupool start --ti") == ["--timeout"]
     assert offered("%gpupool start s")[:2] == ["ssh", "slurm"]
     assert offered("%%spmd --view ") == ["auto", "quiet"]
     gpupool.load_ipython_extension(shell)  # loading twice must not leave one behind

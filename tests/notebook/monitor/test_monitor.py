@@ -96,7 +96,7 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget(notebook: Any) -
     models = notebook.metadata["widgets"][WIDGET_STATE]["state"].values()  # for a page opened now
     state = next(m["state"] for m in models if m["model_name"] == "AnyModel")
     assert (state["status"], state["view"]["progress"]) == ("finished", 1.0)
-    assert dict(state["view"]["table"])["Training cycle"][1] == ["Step", "300 of 300"]
+    assert dict(state["view"]["table"])["Progress"][1] == ["Step", "300 of 300"]
     lines = json.loads(state["lines"])
     assert [len(lines["loss"]["raw"]), len(lines["accuracy"]["validation"])] == [300, 3]
 

@@ -21,10 +21,9 @@ from gpupool.core.wire.events import (
     StepEvent,
     ValidationEvent,
 )
-from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor import plots, words
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.picture import history_html, state_of, training_text
-from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.monitor.result_view import (
     comparison_html,
     result_html,
@@ -113,7 +112,7 @@ def views(history: TrainingHistory) -> dict[str, str]:
         "text": training_text(history),
         "line": repr(history),
         "state": json.dumps([state.view, state.whole()], allow_nan=False),
-        "plot": Plots(state.view, state.whole()).html(as_picture=False),
+        "plot": plots.image(state.view, state.whole()),
         "result": result_html(result),
         "result as text": f"{result}\n{result.best!r}\n{result.warnings}",
         "compared": comparison_html(compared),

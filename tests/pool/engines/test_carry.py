@@ -51,7 +51,7 @@ class TwoHosts:
     def cell(self, source: str) -> list[Any]:
         """The values of a cell."""
         at = Notebook(self.names, str)
-        run = SpmdRun(self.pool, source, (0, 1, 2), QuietView("everything"), notebook=at)
+        run = SpmdRun(self.pool, source, (0, 1, 2), QuietView(), notebook=at)
         return list(dict(run.result()).values())
 
     def files(self) -> set[str]:

@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 import gpupool
-from gpupool import OptionsError, Pool, SpmdError
+from gpupool import OptionsError, Pool
 from gpupool.core.wire.masking import MASK
 from gpupool.pool import session
-from tests.support.processes import family, files_in, folder_of, until
+from tests.support.processes import folder_of
 from tests.support.raising import raises
 
 CANARY = "canary/Zx81+q7wLm0"
@@ -82,8 +81,8 @@ def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> 
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
 
 
-def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_pool: Pool) -> None:
-    """What is named like a secret is not inherited; a URL with a password comes after the start."""
+def test_what_is_named_like_a_secret_is_not_inherited(own_pool: Pool) -> None:
+    """And a URL with a password comes after the start. See `tests/e2e/test_secrets.py`."""
     assert own_pool.run(GET.format("GPUPOOL_PLAIN"))[0] == "plain"
     assert own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))[0] is None
     assert "GPUPOOL_PROXY" in own_pool.status().env
@@ -92,27 +91,10 @@ def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_poo
     assert own_pool.run(GET.format("GPUPOOL_PROXY"))[0] == PROXY
     own_pool.propagate_env("GPUPOOL_CANARY_TOKEN")
     result = own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))
-    assert result[0] == CANARY
-    assert result.value_text(0) == repr(MASK)
-    assert CANARY not in str(result.outputs[0].displays)
-    own_pool.run(f"print({CANARY!r})\n!echo $GPUPOOL_CANARY_TOKEN")
-    with pytest.raises(SpmdError):
-        own_pool.run(f"raise ValueError({CANARY!r})")
+    assert (result[0], result.value_text(0)) == (CANARY, repr(MASK))
     # The pipe that ipykernel reads may be behind the cell's end.
     code = "import subprocess, time; subprocess.run(['env']); time.sleep(0.5)"
     assert own_pool.run(code).text(0).count(MASK) == 2
-    log = folder_of(own_pool) / "rank0.log"
-    until(lambda: f"GPUPOOL_CANARY_TOKEN={MASK}" in log.read_text(), 5)
-    files = dict(files_in(folder_of(own_pool)))
-    assert any(path.suffix == ".json" for path in files)
-    for path, content in files.items():
-        assert CANARY.encode() not in content, path
-    assert CANARY not in own_pool.log(0)
-    for process in family(own_pool).values():
-        assert CANARY not in " ".join(process.cmdline())
-        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-        assert CANARY.encode() not in environ
-        assert b"GPUPOOL_PROXY" not in environ
 
 
 def test_files_of_a_pool_are_for_its_owner_alone(pool2: Pool) -> None:
@@ -142,15 +124,3 @@ def test_a_propagated_name_is_remembered_for_the_next_pool(own_pool: Pool) -> No
         pool.propagate_env("HF_HOME", unset=True)
     with gpupool.start(n=1, device="cpu") as pool:
         assert "HF_HOME" not in pool.status().env
-
-
-def test_nothing_of_a_pool_listens_beyond_this_machine(pool2: Pool) -> None:
-    listening = [
-        (name, connection.laddr.ip)
-        for name, process in family(pool2).items()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert {name.split()[0] for name, _ in listening} >= {"controller", "rank"}
-    for name, address in listening:
-        assert address in ("127.0.0.1", "::1"), name

@@ -19,13 +19,7 @@ from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import unheard
-from tests.servers.nvidia_driver import (
-    GIB,
-    DriverOn,
-    gpu,
-    mig_gpu,
-    process_of_another_user,
-)
+from tests.servers.nvidia_driver import GIB, DriverOn, gpu, mig_gpu, process_of_another_user
 from tests.support.processes import gone, until
 from tests.support.raising import raises
 

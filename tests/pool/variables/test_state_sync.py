@@ -17,7 +17,7 @@ from tests.support.raising import raises
 def cell(pool: Pool, source: str, ranks: str = "all") -> Any:
     """Run a cell as `%%spmd` does, with the notebook's names."""
     at = Notebook(namespace(), lambda text: text)
-    return SpmdRun(pool, source, pool.select(ranks), QuietView("everything"), notebook=at).result()
+    return SpmdRun(pool, source, pool.select(ranks), QuietView(), notebook=at).result()
 
 
 MODEL = """

@@ -41,7 +41,7 @@ class Notebook:
 
     def begin(self, source: str, *, at_once: bool = False) -> SpmdRun:
         at = At(self.names, str, at_once=at_once)
-        return SpmdRun(self.pool, source, (0, 1), QuietView("everything"), notebook=at)
+        return SpmdRun(self.pool, source, (0, 1), QuietView(), notebook=at)
 
     def cell(self, source: str) -> list[str]:
         """The values of a cell, as text."""

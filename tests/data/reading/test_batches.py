@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from gpupool.core.errors import DataError
-from gpupool.data.reading.collate import batch_of
+from gpupool.data.reading.batches import batch_of
 from gpupool.data.reading.loader import load_batches
 from tests.support.raising import raises
 

@@ -1,4 +1,6 @@
-"""A batch from samples. Runs on engines and in their workers.
+"""A batch: of samples, or of a data set that is read here. On engines and in their workers; torch.
+
+    batch = Rows(dataset).batch(np.array([3, 1, 4]), Reading(draw=Draw(0, 1)))
 
 Samples may have any structure. Pairs (input, target) become a batch of two halves; rows with named
 columns become a dict of columns; anything else becomes what torch's `default_collate` makes of it,
@@ -8,19 +10,23 @@ or what the user's own function does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
 
-from gpupool.core.errors import DataError
-from gpupool.data.reading.samples import Skipped
+from gpupool.core.errors import DataError, SampleError
+from gpupool.data.reading.augmentation import generators, restore, seeded
+from gpupool.data.reading.samples import Draw, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import pinned
 
 Collate = Callable[[list[Any]], Any]
+Keyed = Callable[[Draw | None, int], AbstractContextManager[object]]
 
 
 class Batch(NamedTuple):
@@ -34,6 +40,90 @@ class Batch(NamedTuple):
     targets: Any
     num: int
     skipped: tuple[Skipped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How batches are read.
+
+    `draw` keys the random numbers of augmentation; `skip` leaves out samples that cannot be read.
+    `collate` is the user's function that makes a batch; `depth` batches are read ahead.
+    """
+
+    draw: Draw | None = None
+    skip: bool = False
+    collate: Collate | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    depth: int = 2
+
+    @property
+    def pin(self) -> bool:
+        """Whether batches lie in memory that a GPU can copy from while it computes."""
+        return self.device.type == "cuda"
+
+
+class Rows:
+    """A map-style data set, whose samples `batch` reads in this thread, one after the other.
+
+    An index may be k times its length larger: that is a sample which comes for the (k + 1)th time,
+    with random numbers of its own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._is_ours = isinstance(dataset, Samples)
+        self._num = len(dataset) if hasattr(dataset, "__len__") else 0
+
+    def batch(self, indices: Indices, reading: Reading) -> Batch | None:
+        """The samples as a batch; None if there are none.
+
+        What it draws leaves the generators where they were.
+        """
+        if len(indices) == 0:
+            return None
+        if is_table(self.dataset) and reading.collate is None:
+            # what collating row by row comes to, in one go
+            at = torch.tensor(indices, device="cpu")
+            halves = [tensor[at] for tensor in self.dataset.tensors]
+            inputs, targets = pinned(halves) if reading.pin else halves
+            return Batch(inputs, targets, len(indices))
+        before = generators() if reading.draw is not None else b""
+        try:
+            samples = [self._sample(place, reading) for place in indices.tolist()]
+            return made(samples, indices, reading)
+        finally:
+            if before:
+                restore(before)
+
+    def _sample(self, place: int, reading: Reading) -> Any:
+        row = place % self._num if self._num else place
+        try:
+            with seeded(reading.draw, place):
+                if not self._is_ours:
+                    return self.dataset[row]
+                draw = numbered(reading.draw, place // self._num)
+                return self.dataset.decode(row, self.dataset.fetch(row), draw)
+        except SampleError as error:
+            if not reading.skip:
+                raise
+            return Skipped.of(error)
+
+
+def made(
+    samples: Sequence[Any], indices: Indices, reading: Reading, keyed: Keyed = seeded
+) -> Batch:
+    """The batch of samples; what a `collate` draws, the first index keys."""
+    draw = None if reading.collate is None else reading.draw
+    with keyed(draw, -1 - int(indices[0])):  # no sample's own
+        return batch_of(samples, reading.pin, reading.collate, indices)
+
+
+def is_table(dataset: Any) -> bool:
+    """Whether rows are taken out of two tensors in memory, which draws nothing."""
+    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
+
+
+# ---- from samples ---------------------------------------------------------------------------
 
 
 def batch_of(
@@ -119,12 +209,18 @@ def _numbers_of(value: Any) -> Any:
 
 
 def _collated(name: str, values: list[Any], pin: bool) -> Any:
+    """Raises DataError for what cannot be together: torch's own errors do not say what to do."""
     arrays = [value for value in values if isinstance(value, (Tensor, np.ndarray))]
     shapes = sorted({tuple(value.shape) for value in arrays})
     kinds = sorted({str(getattr(value, "dtype", type(value).__name__)) for value in values})
-    # Found here, because the error of torch does not say what to do.
     if len(shapes) > 1:
-        raise _differing(name, shapes)
+        shown = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3])
+        raise DataError(
+            f"the {name} of one batch differ in size ({shown}); give images one size with "
+            "ds.with_transform(torchvision.transforms.v2.Resize((height, width))), and pad others "
+            "in train(..., collate=function), as torch.nn.utils.rnn.pad_sequence does",
+            "sizes",
+        )
     told = f"no batch can be made of these {name} ({', '.join(kinds)}); change what the transform "
     told += "or the data set returns"
     if arrays and len(kinds) > 1:
@@ -150,19 +246,3 @@ def _stacked(values: list[Tensor], pin: bool) -> Tensor:
     else:
         made = default_collate(parts)
     return made.permute(0, 3, 1, 2) if by_pixel else made
-
-
-def _differing(name: str, shapes: list[tuple[int, ...]]) -> DataError:
-    """The error for images, or others, of several sizes in one batch."""
-    shown = ", ".join(" x ".join(map(str, shape)) for shape in shapes[:3])
-    if all(len(shape) == 3 for shape in shapes):  # else words, points, boxes
-        cure = (
-            "give them one size with ds.with_transform(torchvision.transforms.v2.Resize((height, "
-            "width)))"
-        )
-    else:
-        cure = (
-            "pad them in a function that makes the batch, train(..., collate=function), as "
-            "torch.nn.utils.rnn.pad_sequence or transformers.DataCollatorWithPadding do"
-        )
-    return DataError(f"the {name} of one batch differ in size ({shown}); {cure}", "sizes")
