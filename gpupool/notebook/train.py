@@ -12,6 +12,7 @@ from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
 from gpupool.pool.variables.composite import value_of
 from gpupool.spmd.cell import CellReport
+from gpupool.training import doctor
 from gpupool.training.job import check_input
 from gpupool.training.result import TrainingResult
 from gpupool.training.run import TrainingRun
@@ -99,6 +100,7 @@ def train(
             run.on_print = prints.on_output
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)
+    doctor.last = run.history
     if not wait:
         return run
     try:

@@ -14,6 +14,17 @@ from gpupool.core.formatting import milliseconds
 from gpupool.core.wire.events import PHASES
 from gpupool.training.history import TrainingHistory
 
+PHASE_WORDS = {
+    "data": "waiting for data",
+    "compute": "computing",
+    "exchange": "communication",
+    "optimizer": "optimizer",
+    "callbacks": "callbacks",
+    "validating": "validating",
+    "saving": "saving",
+    "rest": "the rest",
+}
+last: TrainingHistory | None = None  # of the training that began last in this notebook
 WORTH = 0.10  # of the time: from there on a cause is named
 LEAST_STEPS = 20
 EXPLAINS = 0.8  # of what the others wait: a slow rank's own time has to

@@ -24,7 +24,7 @@ from gpupool.core.progress import progress
 from gpupool.core.wire.events import PHASES
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.doctor import WORTH, Shares
+from gpupool.training.doctor import PHASE_WORDS, WORTH, Shares
 from gpupool.training.history import TrainingHistory
 from gpupool.training.run import TrainingRun
 
@@ -37,7 +37,6 @@ _USUAL = (
     *("checkpoint", "checkpoint_every", "num_checkpoints", "resume", "overwrite", "on_failure"),
     *("tensorboard", "profile", "patience", "objective", "metrics", "validate_every", "keep"),
 )
-_NAMES = {"exchange": "communication", "data": "waiting for data", "optimizer": "the optimizer"}
 COLUMNS = ("ranks", "batch", "samples/s", "speed-up", "efficiency", *PHASES)
 
 
@@ -82,8 +81,8 @@ class Scaling:
         if len(self.sizes) < 2 or not name or others[name] < WORTH:
             return f"{said} of {rank_count(self.sizes[0].num_ranks)}."
         first = next(size for size in self.sizes if size.shares.get(name, 0.0) >= WORTH)
-        named = _NAMES.get(name, name)
-        return f"{said}; from {first.num_ranks} on {named} takes {percent(others[name])}."
+        share = percent(others[name])
+        return f"{said}; from {first.num_ranks} on {PHASE_WORDS[name]} takes {share}."
 
     def table(self) -> list[tuple[str, ...]]:
         """A row for each size, as `COLUMNS` says."""

@@ -15,7 +15,7 @@ import torch
 from gpupool.core.machine.limits import little_shared_memory, num_usable_cores
 from gpupool.data import device as devices
 from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.threads import reading_threads
+from gpupool.data.stores.threads import in_threads
 from gpupool.engine.group.forming import World
 from gpupool.engine.process import this_rank
 
@@ -73,9 +73,8 @@ def store_rate(url: str) -> tuple[int, int, float]:
     files = folder.list_files()[world.rank :: world.size]
     num_bytes = num_files = 0
     began = time.perf_counter()
-    with reading_threads(_AT_ONCE, "gpupool-rate") as pool:
-        for data in pool.map(folder.read, files[: 100 * _AT_ONCE]):
-            num_bytes, num_files = num_bytes + len(data), num_files + 1
-            if time.perf_counter() - began > _WITHIN_S:
-                break
+    for data in in_threads(folder.read, files, _AT_ONCE):
+        num_bytes, num_files = num_bytes + len(data), num_files + 1
+        if time.perf_counter() - began > _WITHIN_S:
+            break
     return num_files, num_bytes, time.perf_counter() - began

@@ -105,6 +105,10 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     add = command("log", about, "It has what a rank printed outside of cells.").add_argument
     add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
     add("-n", dest="num_lines", type=_count, default=50, metavar="LINES", help="50 unless given")
+    about = "Say why the last training is slow, and what to do; before any, look at the machine."
+    more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
+    add = command("doctor", about, more).add_argument
+    add("place", nargs="?", default="", metavar="URL|machine", help="look at the machine")
     about = "Open the debugger on a rank's last error."
     more = "In it: p x, up, down, w, l, !x = 1. q ends it. Variables can be changed."
     add = command("debug", about, more).add_argument

@@ -117,6 +117,15 @@ def _log(chosen: Namespace) -> None:
     print(text or f"The log of rank {chosen.rank} is empty: nothing was printed outside of cells.")
 
 
+def _doctor(chosen: Namespace) -> object:
+    from gpupool.training import doctor, machine  # `%load_ext gpupool` does not wait for it
+
+    if doctor.last is not None and not chosen.place:
+        return doctor.diagnose(doctor.last)
+    url = "" if chosen.place == "machine" else chosen.place
+    return machine.examine(session.current_pool(), url)
+
+
 def _help(chosen: Namespace) -> None:
     parsers = {"": arguments.GPUPOOL, "spmd": arguments.SPMD, **arguments.COMMANDS}
     print(parsers[chosen.topic or ""].format_help(), end="")
@@ -133,6 +142,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], object]] = {
     "gpus": lambda chosen: session.gpus(),
     "env": _env,
     "log": _log,
+    "doctor": _doctor,
     "debug": lambda chosen: debug.post_mortem(session.current_pool(), chosen.rank),
     "help": _help,
 }
