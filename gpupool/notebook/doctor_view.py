@@ -119,23 +119,31 @@ def _plot(
     ideal: list[tuple[Size, float]],
 ) -> str:
     """Over ranks, each twice as many as far from the last: lines are straight where all is well."""
-    place = {one: _WIDTH * (n + 0.5) / len(found.sizes) for n, one in enumerate(found.sizes)}
+    place = {
+        one.num_ranks: _WIDTH * (n + 0.5) / len(found.sizes) for n, one in enumerate(found.sizes)
+    }
     y = svg.scale(values, _HEIGHT, 0)
     lines = "".join(f"M0 {y(tick):.1f}H{_WIDTH}" for tick in values.ticks)
     out = [
         svg.text(-_LEFT, -12, title, "start", ' font-weight="600" font-size="13"'),
         f'<path d="{lines}" stroke="currentColor" stroke-opacity=".25"/>',
         *(svg.text(-6, y(tick) + 4, svg.tick_label(tick), "end") for tick in values.ticks),
-        *(svg.text(at, _HEIGHT + 15, str(one.num_ranks)) for one, at in place.items()),
+        *(svg.text(at, _HEIGHT + 15, str(num)) for num, at in place.items()),
         svg.text(_WIDTH / 2, _HEIGHT + 30, "ranks"),
-        _line([(place[one], y(value)) for one, value in ideal], 'stroke-dasharray="5 4"'),
-        _line([(place[one], y(value)) for one, value in measured], 'stroke-width="2"', "#1a85d6"),
+        _line([(place[one.num_ranks], y(value)) for one, value in ideal], 'stroke-dasharray="5 4"'),
+        _line(
+            [(place[one.num_ranks], y(value)) for one, value in measured],
+            'stroke-width="2"',
+            "#1a85d6",
+        ),
     ]
     for one, value in measured:
         low, high = (value * rate / one.rate for rate in (min(one.rates), max(one.rates)))
-        at = f"M{place[one]:.1f} {y(low):.1f}V{y(high):.1f}"
+        at = f"M{place[one.num_ranks]:.1f} {y(low):.1f}V{y(high):.1f}"
         out.append(f'<path d="{at}" stroke="#1a85d6"/>')
-        out.append(f'<circle cx="{place[one]:.1f}" cy="{y(value):.1f}" r="3" fill="#1a85d6"/>')
+        out.append(
+            f'<circle cx="{place[one.num_ranks]:.1f}" cy="{y(value):.1f}" r="3" fill="#1a85d6"/>'
+        )
     return "".join(out)
 
 

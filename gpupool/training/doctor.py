@@ -46,13 +46,12 @@ class Shares:
 
     @classmethod
     def of(cls, spent: Mapping[int, Mapping[str, float]]) -> Shares:
-        """From seconds; ranks that have spent none are left out."""
-        totals = {rank: sum(seconds.values()) for rank, seconds in spent.items()}
+        """From seconds; ranks no step of which was measured are left out."""
         return cls(
             {
-                rank: {name: spent[rank].get(name, 0.0) / total for name in PHASES}
-                for rank, total in sorted(totals.items())
-                if total > 0
+                rank: {name: seconds.get(name, 0.0) / sum(seconds.values()) for name in PHASES}
+                for rank, seconds in sorted(spent.items())
+                if seconds.get("compute")
             }
         )
 
@@ -166,7 +165,7 @@ def _causes(shares: Shares, step_s: float) -> list[Diagnosis]:
         _cause("callbacks", callbacks, f"Callbacks take {_percent(callbacks)} of the time."),
     ]
     for name, verb in (("validating", "Validating"), ("saving", "Saving")):
-        share = shares.mean(name)
+        share = max(one[name] for one in by_rank.values())  # one rank writes, the others wait
         found.append(_cause(name, share, f"{verb} takes {_percent(share)} of the time."))
     if len(by_rank) > 1:
         found += _slow_rank(shares)
@@ -189,6 +188,8 @@ def _slow_rank(shares: Shares) -> list[Diagnosis]:
     by_rank = shares.by_rank
     own = {rank: sum(one[name] for name in _OWN) for rank, one in by_rank.items()}
     slow = max(own, key=lambda rank: own[rank])
+    if by_rank[slow]["saving"] >= WORTH:  # the thread that writes slows it down
+        return []
     others = [rank for rank in by_rank if rank != slow]
     gap = own[slow] - median(own[rank] for rank in others)
     waits = median(by_rank[rank]["exchange"] for rank in others) - by_rank[slow]["exchange"]

@@ -1,0 +1,1 @@
+"""Tests of the doctor: slow trainings whose causes are known."""
