@@ -1,7 +1,7 @@
 """The workers that read a data set of the user's, by torch's DataLoader. Runs on engines; torch.
 
-They are forked, so a data set of any class is there as it is, and nothing of it is copied. A thread
-forks them and lives as long as they shall: with it, or with the rank, the kernel ends them.
+They are forked, so a data set of any class is there as it is, and nothing of it is copied. They are
+in the process group of the rank, which the starter kills when the rank has ended.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import pickle
 import signal
 import traceback
 import warnings
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -25,13 +22,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
-from gpupool.core.machine.processes import die_with
 from gpupool.data.reading.batches import Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads
 from gpupool.data.reading.trees import pinned
-from gpupool.data.stores.threads import start_threads
 
 _END_S = 1.0
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
@@ -46,15 +41,27 @@ class Workers:
         if said := little_shared_memory():
             raise DataError(f"{said} Or choose workers=0.", "shared memory")
         self._tasks: list[_Task] = []
-        begun: SimpleQueue[DataLoader[Any] | BaseException] = SimpleQueue()
-        end: SimpleQueue[None] = SimpleQueue()
-        answers = _Answers(dataset, collate)
-        start_threads("gpupool-workers", partial(_live, answers, num, self._tasks, begun, end))
-        self.close = weakref.finalize(self, end.put, None)
-        loader = begun.get()
-        if isinstance(loader, BaseException):
-            raise loader
-        self._loader = loader
+        with warnings.catch_warnings():
+            for expected in _EXPECTED:
+                warnings.filterwarnings("ignore", expected)
+            self._loader: DataLoader[Any] = DataLoader(
+                _Answers(dataset, collate),
+                batch_size=None,
+                sampler=self._tasks,
+                num_workers=num,
+                worker_init_fn=_begin,
+                multiprocessing_context="fork",
+                persistent_workers=True,
+                generator=torch.Generator(),  # the rank's own gives the noise of its steps
+            )
+            self._processes = iter(self._loader)._workers  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End them, also those that hang."""
+        for process in self._processes:
+            process.terminate()  # to which torch's workers end at once, and well
+        for process in self._processes:
+            process.join(_END_S)
 
     def read(self, batches: Sequence[Indices], reading: Reading) -> Reads:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
@@ -99,44 +106,8 @@ def unread(dataset: Any) -> Any:
     return same
 
 
-def _live(
-    answers: _Answers,
-    num: int,
-    tasks: list[_Task],
-    begun: SimpleQueue[DataLoader[Any] | BaseException],
-    end: SimpleQueue[None],
-) -> None:
-    """Fork the workers, wait for the end, and end them."""
-    try:
-        with warnings.catch_warnings():
-            for expected in _EXPECTED:
-                warnings.filterwarnings("ignore", expected)
-            loader = DataLoader(
-                answers,
-                batch_size=None,
-                sampler=tasks,
-                num_workers=num,
-                worker_init_fn=partial(_begin, os.getpid()),
-                multiprocessing_context="fork",
-                persistent_workers=True,
-                generator=torch.Generator(),  # the rank's own gives the noise of its steps
-            )
-            workers = iter(loader)._workers  # type: ignore[attr-defined]
-    except BaseException as error:  # raised again in the thread that asks
-        begun.put(error)
-        return
-    begun.put(loader)
-    del loader  # whoever reads by it has it
-    end.get()
-    for worker in workers:
-        worker.terminate()  # to which torch's workers end at once, and well
-    for worker in workers:
-        worker.join(_END_S)
-
-
-def _begin(rank: int, worker: int) -> None:
+def _begin(worker: int) -> None:
     """What a worker does first."""
-    die_with(rank)
     # An interrupt of the terminal is meant for the notebook, which decides about the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Said for the user, tokenizers do not warn of the fork.
