@@ -163,7 +163,7 @@ class TrainingStep:
             halves = outputs, targets
             if run.options.gather:
                 halves = gathered(outputs, targets, num_here, run.world)
-            mean_loss = loss(*halves)
+            mean_loss = loss.mean(*halves)
         weight: float | Tensor = 1.0
         loss_count: int | Tensor = num_here
         if not run.options.gather:  # else each rank has the loss of the whole batch
