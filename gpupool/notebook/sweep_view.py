@@ -10,7 +10,7 @@ from html import escape
 
 from gpupool.core.formatting import NONE, duration, measured, short_name
 from gpupool.core.terminal import cleared, plain
-from gpupool.notebook.drawing import svg
+from gpupool.notebook.monitor import svg
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
@@ -108,19 +108,19 @@ def _table(trials: Sequence[Trial], progress: SweepProgress) -> str:
 
 def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     """What a trial has reported, as a line: all have one axis of steps, each its own of values."""
-    curve = Curve(max_points=60)
+    curve = Curve()
     for step, value in trial.course:
-        if math.isfinite(value):
-            curve.add(step, value)
-    points = curve.points()
+        curve.add(step, value)
+    points = curve.points(max_points=60)
     if not points:
         return NONE
-    high = curve.high if curve.high > curve.low else curve.low + (abs(curve.low) or 1)
-    x = svg.scale({"low": 0, "high": max(last_step, 1)}, _EDGE, _WIDTH - _EDGE)
-    y = svg.scale({"low": curve.low, "high": high}, _HEIGHT - _EDGE, _EDGE)
+    low, high = (pick(value for _, value in points) for pick in (min, max))
+    high = high if high > low else low + (abs(low) or 1)
+    x = svg.scale(svg.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
+    y = svg.scale(svg.Axis(low, high), _HEIGHT - _EDGE, _EDGE)
     line = svg.polyline(points, x, y, 'stroke="currentColor"') + svg.markers(points[-1:], x, y)
-    label = f"{curve.count} reports, the last {measured(metric, points[-1][1])}"
-    return f'<div style="width:{_WIDTH}px">{svg.drawing(line, _WIDTH, _HEIGHT, label)}</div>'
+    label = f"{len(curve)} reports, the last {measured(metric, points[-1][1])}"
+    return f'<div style="width:{_WIDTH}px">{svg.picture(line, _WIDTH, _HEIGHT, label)}</div>'
 
 
 def _summary(progress: SweepProgress) -> list[str]:

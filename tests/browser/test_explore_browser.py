@@ -24,26 +24,23 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028"
 LIVE = """
-from gpupool.notebook.monitor.widget import TrainingMonitor
+from gpupool.notebook.monitor.live import LiveMonitor
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
-history, monitor = TrainingHistory(), TrainingMonitor()
-display(monitor)
+history = TrainingHistory()
 events = full_events()
 for event in [next(events) for _ in range(300)]:
     history.add(event)
-monitor.update(history)"""
+monitor = LiveMonitor(lambda: None, history)"""
 MORE = """
 for event in [next(events) for _ in range(100)]:
     history.add(event)
-monitor.update(history)
-monitor.send_state()"""
+monitor(history)"""
 STILL = """
-from IPython.display import HTML
-from gpupool.notebook.monitor.views import still_picture
+from gpupool.notebook.monitor.picture import history_html
 for event in events:
     history.add(event)
-display(still_picture(history), raw=True)"""
+display({"text/html": history_html(history)}, raw=True)"""
 
 
 def stopped_history(metric: str) -> TrainingHistory:
@@ -83,7 +80,7 @@ class Plots:
         """A place in the second plot, this share of its width from its left."""
         self.canvas.nth(1).scroll_into_view_if_needed()
         box = self.canvas.nth(1).bounding_box()
-        return box["x"] + 46 + share * (box["width"] - 68), box["y"] + box["height"] / 2
+        return box["x"] + 46 + share * (box["width"] - 70), box["y"] + box["height"] / 2
 
     def drag(self, start: float, end: float) -> None:
         """Drag from one place to another."""
@@ -119,15 +116,19 @@ class Plots:
         assert "validation " in loss
 
         self.raw.mouse.move(0, 0)
-        self.canvas.nth(1).focus()
-        self.raw.keyboard.press("End")
-        before = self.reading
-        self.raw.keyboard.press("ArrowLeft")
-        assert self.reading[1] != before[1]
-        self.raw.keyboard.press("Home")
-        assert self.reading[0].startswith("Step 1 ")
-
         whole = self.drawn()
+        self.canvas.nth(1).focus()
+        steps = []
+        for key in ("ArrowRight", "Shift+ArrowRight", "ArrowLeft"):
+            self.raw.keyboard.press(key)
+            assert self.drawn() != whole  # the crosshair
+            steps.append(int(self.reading[0].split()[1]))
+        first, tenth, ninth = steps
+        assert 1 <= first < first + 9 <= ninth < tenth
+        self.raw.keyboard.press("+")
+        self.settle()
+        assert self.shown.startswith("steps 0 to ")
+
         self.drag(0.25, 0.5)
         low, high = (int(part.replace(",", "")) for part in self.shown[6:].split(" to "))
         assert abs(2 * low - high) <= 0.02 * high + 2, "it is from a quarter to a half"
@@ -155,9 +156,6 @@ def test_the_page_of_a_stopped_training_answers_twice_and_keeps_to_itself(browse
     raw.set_content(f"<div id=one>{html}</div><div id=two>{html}</div>")
     both = [Plots(raw, within) for within in ("#one", "#two")]
     both[0].use()
-    whole = both[0].drawn()
-    both[0].root.get_by_label("Whole plan").check()
-    assert both[0].drawn() != whole
     both[0].raw.mouse.move(*both[0].at(0.2))
     assert not both[1].reading
     assert [len(plots.canvas.all()) for plots in both] == [3, 3]
@@ -176,9 +174,9 @@ def test_in_jupyterlab_live_saved_trusted_and_not(lab: Lab, browser: Browser) ->
     live.drag(0.25, 0.5)
     live.root.get_by_role("slider").fill("10")
     shown = live.shown
-    points = int(live.canvas.nth(1).get_attribute("data-points") or 0)
+    label = live.canvas.nth(1).get_attribute("aria-label")
     page.run_cell(1)
-    page.wait_for(f"c => Number(c.dataset.points) > {points}", live.canvas.nth(1))
+    page.wait_for(f"c => c.getAttribute('aria-label') !== {label!r}", live.canvas.nth(1))
     page.wait_idle()
     assert (live.shown, live.root.get_by_role("slider").input_value()) == (shown, "10")
     assert not grave_faults(page, ".gpm")

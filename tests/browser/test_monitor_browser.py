@@ -32,7 +32,7 @@ def choose(page: Page, view: Locator) -> list[Any]:
     page.raw.keyboard.press("+")
     view.get_by_label("Log", exact=True).check()
     view.get_by_role("slider").fill("10")
-    view.get_by_text("Training cycle").click()
+    view.get_by_text("Progress").click()
     page.wait_for(ZOOMED, view.locator("canvas").nth(1))
     chosen = chosen_in(view)
     assert chosen[1:] == [True, "10", False]
@@ -46,7 +46,7 @@ def chosen_in(view: Locator) -> list[Any]:
         label.partition("; shown: ")[2],
         view.get_by_label("Log", exact=True).is_checked(),
         view.get_by_role("slider").input_value(),
-        view.locator("details", has_text="Training cycle").evaluate("e => e.open"),
+        view.locator("details", has_text="Progress").evaluate("e => e.open"),
     ]
 
 

@@ -27,7 +27,7 @@ def test_each_trial_has_a_row_and_the_best_is_ringed_and_named() -> None:
     for n, (is_ringed, row) in found.items():
         assert is_ringed == (">best<" in row) == (n == 0)
     assert all(f">{trial.state}<" in found[trial.number][1] for trial in TRIALS)
-    for shown in (">0.0125<", ">64<", ">90.0 %<", 'label="2 reports, the last 90.0 %"'):
+    for shown in (">0.0125<", ">64<", ">90.0 %<", 'alt="2 reports, the last 90.0 %"'):
         assert shown in found[0][1]
     assert "Best: trial 0: accuracy 90.0 % with lr 0.0125, layers 64" in html
     assert "digits: 3 of 40 trials, about 2 min 0 s left" in html

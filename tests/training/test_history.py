@@ -21,7 +21,8 @@ from gpupool.core.wire.events import (
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.notebook.monitor.picture import history_html, training_text
+from gpupool.notebook.monitor.board import training_text
+from gpupool.notebook.monitor.picture import history_html
 from gpupool.notebook.monitor.result_view import comparison_html
 from gpupool.notebook.monitor.words import headline, remaining
 from gpupool.training.compare import RESULTS

@@ -1,132 +1,172 @@
-"""The plots of a monitor as one drawing, with titles and legend. Pure; runs on the client."""
+"""The plots of a monitor: how their lines look, and all of them as one image. Pure; client.
+
+A plot is {"name", "title", "unit" ("%" or ""), "lines"}, which static/plots.js draws too. A line
+has the name of its points, a label, a colour, a width, an opacity, dashes, and dots, if it has no
+more than so many points. The points of "mean" are drawn `smoothed`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpupool.notebook.drawing import styles, svg
-from gpupool.notebook.drawing.axes import Axis
-from gpupool.notebook.drawing.styles import Style
-from gpupool.notebook.monitor.curves import HALF_LIFE, Lines, Mean, smoothed
-from gpupool.notebook.monitor.widget_state import View
+from gpupool.notebook.monitor import svg
 
-COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
-WIDTH, NARROW, GAP = 660, 420, 24  # of the only plot; of several, in two columns
-BLOCK, SMALL, LEGEND = 252, 172, 26
-LEFT, TOP, BOTTOM = 46, 38, 38  # around the area of a plot
+Style = dict[str, Any]
+
+SEVERAL = 100  # dots of more validations would hide the other lines
+FEW = 40  # of so few points a line would hardly be seen, of one not at all
+HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
+WIDTH, NARROW, HEIGHT, LEGEND = 660, 420, 252, 26  # of the only plot; of several, in two columns
+LEFT, RIGHT, TOP, BOTTOM, GAP = 46, 24, 38, 38, 18  # around the area of a plot; between two
+_COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a"}
+# mid-tones, as the page may be white or nearly black; their dashes differ too
+_OWN = [
+    ("#1a85d6", []),
+    ("#e0632a", [7, 3]),
+    ("#2da44e", [2, 3]),
+    ("#a855c7", [9, 3, 2, 3]),
+    ("#b58900", [4, 4]),
+    ("#12939a", [1, 4]),
+]
 
 
-class Plots:
-    """The plots of a view: `inner` is SVG of `width` by `height` pixels, `label` its words.
+def _line(name: str, label: str, color: str, **look: Any) -> Style:
+    usual = {"width": 1, "alpha": 1, "dash": [], "dots": 0}
+    return {"name": name, "label": label, "color": color, **usual, **look}
 
-    Args:
-        whole: all curves.
+
+def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style:
+    """A plot of a training: each step, smoothed, and validations; or these alone, of a metric."""
+    color = _COLORS.get(name, "currentColor")
+    lines = [
+        _line("raw", "training", color, alpha=0.4, dots=1),
+        _line("mean", "training (smoothed)", color, width=2),
+        _line("validation", "validation", "currentColor", dash=[5, 4], dots=SEVERAL),
+    ]
+    return {"name": name, "title": title, "unit": unit, "lines": lines if has_steps else lines[2:]}
+
+
+def own_plot(name: str, title: str, metrics: Sequence[str]) -> Style:
+    """A plot of a loop of the user's: its lines are named "0", "1", ... and labelled so."""
+    lines = []
+    for n, metric in enumerate(metrics):
+        # A seventh line looks like the first: more than six in one plot nobody can tell apart.
+        color, dash = _OWN[n % len(_OWN)]
+        lines.append(_line(str(n), metric, color, width=2, dash=dash, dots=FEW))
+    return {"name": name, "title": title, "unit": "", "lines": lines}
+
+
+def legend(
+    plots: Sequence[Style], *, validated: bool = True, has_best: bool = False
+) -> list[Style]:
+    """What stands below plots: each label that one with several lines has, with its colours."""
+    entries: dict[str, Style] = {}
+    for line in [one for plot in plots if len(plot["lines"]) > 1 for one in plot["lines"]]:
+        entry = entries.setdefault(line["label"], {**line, "colors": [], "ring": False})
+        if line["color"] not in entry["colors"]:
+            entry["colors"].append(line["color"])
+    if not validated:
+        entries.pop("validation", None)
+    if has_best:
+        best = _line("best", "best", "currentColor")
+        entries["best"] = {**best, "colors": [best["color"]], "ring": True}
+    return list(entries.values())
+
+
+def smoothed(
+    means: Iterable[tuple[float, float, int]], half_life: float
+) -> list[tuple[float, float]]:
+    """A curve without its noise: at each point the weighted mean of all that has been so far.
+
+    The weight of a step halves with each `half_life` steps. There is no value to start from, so a
+    curve of three points is not drawn towards its first one.
+
+    >>> smoothed([(1, 4.0, 1), (2, 1.0, 1)], half_life=1)
+    [(1, 4.0), (2, 2.0)]
     """
-
-    def __init__(self, view: View, whole: Lines) -> None:
-        plots, axes = view["plots"], view["axes"]
-        num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
-        drawn, top = [], 0
-        for first in _rows(plots, num_columns):
-            height = SMALL if first[0]["small"] else BLOCK
-            for column, plot in enumerate(first):
-                box = (column * (width + GAP), top, width, height)
-                drawn.append(_plot(plot, box, whole[plot["name"]], axes))
-            top += height
-        self.width = num_columns * (width + GAP) - GAP
-        legend, num_lines = _legend(view["legend"], top, self.width)
-        self.height = top + LEGEND * num_lines
-        self.inner = "".join([*drawn, legend])
-        self.label = "; ".join(view["latest"][plot["name"]] for plot in plots)
-
-    def html(self, *, as_picture: bool) -> str:
-        """For a page: what is drawn again and again as itself, what stays as a picture."""
-        draw = svg.picture if as_picture else svg.drawing
-        return draw(self.inner, self.width, self.height, self.label)
+    found: list[tuple[float, float]] = []
+    total = weight = 0.0
+    for step, mean, count in means:
+        past = max(0.0, step - found[-1][0]) if found else 0.0
+        kept = 0.5 ** (past / half_life)
+        total, weight = kept * total + count * mean, kept * weight + count
+        found.append((step, total / weight))
+    return found
 
 
-def _rows(plots: list[Style], num_columns: int) -> Iterator[list[Style]]:
-    """The plots row by row; those of metrics, which are small, begin one."""
-    for is_small in (False, True):
-        alike = [plot for plot in plots if plot["small"] == is_small]
-        for first in range(0, len(alike), num_columns):
-            yield alike[first : first + num_columns]
+def image(view: dict[str, Any], lines: dict[str, dict[str, list[Any]]]) -> str:
+    """The plots of a view as an image for a page; `lines` are all curves."""
+    plots = view["plots"]
+    num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
+    drawn = []
+    for n, plot in enumerate(plots):
+        row, column = divmod(n, num_columns)
+        place = f"translate({column * (width + GAP) + LEFT},{row * HEIGHT + TOP})"
+        inner = _plot(plot, lines[plot["name"]], view["axes"], width - LEFT - RIGHT)
+        drawn.append(f'<g transform="{place}">{inner}</g>')
+    width = num_columns * (width + GAP) - GAP
+    legend, height = _legend(view["legend"], math.ceil(len(plots) / num_columns) * HEIGHT, width)
+    label = "; ".join(view["latest"][plot["name"]] for plot in plots)
+    return svg.picture("".join([*drawn, legend]), width, height, label)
 
 
-def _plot(
-    plot: Style, box: tuple[int, int, int, int], lines: dict[str, list[Any]], axes: View
-) -> str:
-    left, top, width, height = box
-    area = svg.Area(left + LEFT, left + width - svg.MARGIN, top + TOP, top + height - BOTTOM)
-    x_axis, y_axis = axes["steps"], axes["y"][plot["name"]]
-    x = svg.scale(x_axis, area.left, area.right)
-    y = svg.scale(y_axis, area.bottom, area.top)
+def _plot(plot: Style, lines: dict[str, list[Any]], axes: dict[str, Any], right: int) -> str:
+    bottom, end = HEIGHT - TOP - BOTTOM, axes["steps"]["high"]
+    steps = svg.step_axis(axes["steps"]["low"], end)
+    values = svg.value_axis(point[1] for points in lines.values() for point in points)
+    x, y = svg.scale(steps, 0, right), svg.scale(values, bottom, 0)
     out = [
-        svg.text(left, top + 14, plot["title"], "start", ' font-weight="600" font-size="13"'),
-        svg.bands(area, axes["bands"], x),
-        svg.ticks(area, x_axis, y_axis, x, y, x_axis.get("name", "Step")),
+        svg.text(-LEFT, 14 - TOP, plot["title"], "start", ' font-weight="600" font-size="13"'),
+        svg.epochs(axes["steps"]["per_epoch"], end, bottom, x),
+        svg.grid(right, bottom, steps, values),
     ]
     for line in plot["lines"]:
-        points, color = lines[line["name"]], _color(line["color"])
+        points = lines[line["name"]]
         if line["name"] == "mean":
-            points = _smooth(points, x_axis, y_axis)
-        out.append(svg.polyline(points, x, y, _stroke(line, color)))
+            # An outlier counts as much as the edge, or 1e31 would never be forgotten.
+            means = [(step, min(max(m, values.low), values.high), num) for step, m, num in points]
+            points = smoothed(means, HALF_LIFE * (steps.high - steps.low))
+        out.append(svg.polyline(points, x, y, _stroke(line, line["color"])))
         # Few points get dots, as a line of one point is nothing to see.
         if 0 < len(points) <= line["dots"]:
-            out.append(f'<g color="{color}">{svg.markers(points, x, y)}</g>')
-    color = _color(plot["lines"][0]["color"])
-    out.append(f'<g fill="{color}">{svg.clipped(area, y_axis, x)}</g>' if y_axis["clipped"] else "")
-    return "".join([*out, svg.best(area, axes["best"].get(plot["name"]), x, y)])
-
-
-def _smooth(means: list[Mean], x_axis: Axis, y_axis: Axis) -> list[tuple[float, float]]:
-    """The smoothed line, as wide as the drawn range says; on a logarithmic axis that of powers."""
-    low, high = y_axis["low"], y_axis["high"]
-    half_life = HALF_LIFE * (x_axis["high"] - x_axis["low"])
-    # An outlier counts as much as the edge where it is marked, or 1e31 would never be forgotten.
-    within = [(step, min(max(mean, low), high), count) for step, mean, count in means]
-    if not y_axis["log"]:
-        return smoothed(within, half_life)
-    powers = [(step, math.log10(mean), count) for step, mean, count in within]
-    return [(step, 10.0**power) for step, power in smoothed(powers, half_life)]
+            out.append(f'<g color="{line["color"]}">{svg.markers(points, x, y)}</g>')
+    if best := axes["best"].get(plot["name"]):
+        at_x, at_y, label = x(best["step"]), y(best["value"]), best["label"]
+        # Within the area, so that it never meets the labels of axes and epochs.
+        fits = at_x + 10 + svg.CHAR_WIDTH * len(label) < right
+        left, anchor = (at_x + 8, "start") if fits else (at_x - 8, "end")
+        out += [
+            svg.ring(at_x, at_y),
+            svg.text(left, at_y + (20 if at_y < 24 else -12), label, anchor),
+        ]
+    return "".join(out)
 
 
 def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:
-    """The signs of the lines with their labels, and how many rows that takes."""
-    out, left, row = [], 0.0, 0
+    """The signs of the lines with their labels, and where they end."""
+    out, left = [], 0.0
     for one in entries:
         # An estimate: SVG cannot measure text, and no browser is asked.
         wide = 56 + 6.6 * len(one["label"])
         if left and left + wide > width:
-            left, row = 0.0, row + 1
+            left, top = 0.0, top + LEGEND
+        size = 24 / len(one["colors"])
+        signs = [
+            f'<path d="M{n * size:g} 0h{size:g}" {_stroke(one, color)}/>'
+            for n, color in enumerate(one["colors"])
+        ]
+        if one["dots"] > FEW:  # not of a few points alone
+            signs.append('<circle cx="12" r="3"/>')
+        sign = svg.ring(12, 0, 5.5) if one["ring"] else "".join(signs)
         label = svg.text(30, 4, one["label"], "start", ' font-size="12"')
-        place = f"translate({left:.0f},{top + 14 + LEGEND * row})"
-        out.append(f'<g transform="{place}">{_sign(one)}{label}</g>')
+        out.append(f'<g transform="translate({left:.0f},{top + 14})">{sign}{label}</g>')
         left += wide
-    return "".join(out), row + 1 if entries else 0
+    return "".join(out), top + LEGEND * bool(entries)
 
 
-def _sign(one: Style) -> str:
-    if one["ring"]:
-        return svg.ring(12, 0, 5.5)
-    size = 24 / len(one["colors"])
-    samples = [
-        f'<line x1="{n * size:g}" x2="{(n + 1) * size:g}" {_stroke(one, _color(color))}/>'
-        for n, color in enumerate(one["colors"])
-    ]
-    dot = '<circle cx="12" r="3"/>' if one["dots"] > styles.FEW else ""  # not of a few points alone
-    return "".join(samples) + dot
-
-
-def _stroke(style: Style, color: str) -> str:
-    drawn = (
-        f'stroke="{color}" stroke-width="{style["width"]:g}" stroke-opacity="{style["alpha"]:g}"'
-    )
-    dash = " ".join(map(str, style["dash"]))
+def _stroke(line: Style, color: str) -> str:
+    drawn = f'stroke="{color}" stroke-width="{line["width"]}" stroke-opacity="{line["alpha"]}"'
+    dash = " ".join(map(str, line["dash"]))
     return f'{drawn} stroke-dasharray="{dash}"' if dash else drawn
-
-
-def _color(name: str) -> str:
-    return COLORS.get(name, name)

@@ -1,50 +1,33 @@
-"""The words and numbers beside the curves of a training, as text. Pure; runs on the client."""
+"""A training in words, which all its views share: headline, table, ranks. Pure; on the client."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from statistics import fmean
+
 from gpupool.core.formatting import (
     NONE,
-    clock_time,
     done_of,
     duration,
+    format_ranks,
     measured,
+    milliseconds,
     number,
+    of_memory,
     percent,
     short_name,
     shortened,
 )
-from gpupool.core.wire.events import StartEvent
-from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
-from gpupool.notebook.monitor.rank_words import RankRow, rank_rows, rank_summary, rank_title
-from gpupool.training.history import (
-    TrainingHistory,
-    after,
-    best_of,
-    ending,
-    figure,
-    many,
-    no_improvement,
-)
-
-__all__ = [
-    "RANK_COLUMNS",
-    "RankRow",
-    "duration",
-    "number",
-    "percent",
-    "rank_rows",
-    "rank_summary",
-    "rank_title",
-    "shortened",
-]
+from gpupool.core.wire.events import RankEvent
+from gpupool.training.history import TrainingHistory, after, best_of, figure, many, no_improvement
 
 Rows = list[tuple[str, str]]
 Table = list[tuple[str, Rows]]
 
 MAX_WARNINGS = 3
-MAX_LABEL_CHARS = 25  # of a row of the table: what is longer has no room there
-STOPPING = "Stopping after the current steps…"
+MAX_LABEL_CHARS = 25  # of a row of the table: there is no more room
 HINT = "To stop, press the stop button of the notebook."
+RANK_COLUMNS = ("rank", "device", "utilization", "memory", "temp.", "own time/step")
 
 
 def headline(history: TrainingHistory, status: str | None = None) -> str:
@@ -52,49 +35,34 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
 
     `status` overrides that of the history.
     """
-    status = status or history.status
-    last = history.steps[-1] if history.steps else None
-    start = history.start
+    status, start, stage = status or history.status, history.start, history.stage
     if status == "failed":
         return f"Failed: {shortened(history.error)}"
     if status == "stopping":
-        return (
-            f"Stopping: {history.stage}" if history.stage else "Stopping after the current steps…"
-        )
+        return f"Stopping: {stage}" if stage else "Stopping after the current steps…"
     # A checkpoint is read, and code compiled, after the StartEvent: still a start to the user.
-    if start is None or (last is None and history.stage and status == "training"):
-        return f"Starting: {history.stage}" if history.stage else "Starting"
+    if start is None or (not history.steps and stage and status == "training"):
+        return f"Starting: {stage}" if stage else "Starting"
     if status == "finished":
-        return f"Finished: {_all(history)} in {duration(history.elapsed_s)}"
+        is_cut = history.end is not None and history.end.stopped_by == "max_steps"
+        done = many(len(history.steps), "step") if is_cut else many(start.num_epochs, "epoch")
+        return f"Finished: {done} in {duration(history.elapsed_s)}"
     if status == "stopped":
-        if not history.steps:
-            return f"Stopped before the first step{_why_stopped(history)}"
-        return f"Stopped after step {_step(history)}{_why_stopped(history)}"
-    aside = f", {history.stage}" if history.stage else ""
-    return f"Training: epoch {last.epoch if last else 1} of {start.num_epochs}{aside}"
+        when = f"after step {_step(history)}" if history.steps else "before the first step"
+        why = {
+            "callback": " by a callback",
+            "patience": f": {no_improvement(history)}",
+            "diverged": ": training diverged",
+        }
+        return f"Stopped {when}{why.get(history.end.stopped_by, '') if history.end else ''}"
+    epoch = history.steps[-1].epoch if history.steps else 1
+    return f"Training: epoch {epoch} of {start.num_epochs}{f', {stage}' if stage else ''}"
 
 
 def lost(history: TrainingHistory) -> str:
     """What is said where the kernel has died now."""
     where = f"at step {number(len(history.steps))}" if history.steps else "before the first step"
     return f"The kernel stopped {where}, and the training with it."
-
-
-def _all(history: TrainingHistory) -> str:
-    """What a training that is finished has done."""
-    is_cut = history.end is not None and history.end.stopped_by == "max_steps"
-    num_epochs = history.start.num_epochs if history.start else 0
-    num, unit = (len(history.steps), "step") if is_cut else (num_epochs, "epoch")
-    return many(num, unit)
-
-
-def _why_stopped(history: TrainingHistory) -> str:
-    reasons = {
-        "callback": " by a callback",
-        "patience": f": {no_improvement(history)}",
-        "diverged": ": training diverged",
-    }
-    return reasons.get(history.end.stopped_by, "") if history.end else ""
 
 
 def _step(history: TrainingHistory) -> str:
@@ -111,14 +79,17 @@ def notice(history: TrainingHistory) -> str:
 
 def bottleneck(history: TrainingHistory) -> str:
     """What holds the training up, and what to change; "" if so little of it was waiting."""
-    share = history.data_wait_share
-    if history.data_wait_s < 1 or share <= 0.3:
+    if history.data_wait_s < 1 or history.data_wait_share <= 0.3:
         return ""
     return (
-        f"Waiting for data: {100 * share:.0f} % of the time. Make the transform faster, keep the "
+        f"Waiting for data: {_waiting(history)}. Make the transform faster, keep the "
         "files on this host (ds.cached(limit_gib)), give each rank more cores, or try more "
         "workers=."
     )
+
+
+def _waiting(history: TrainingHistory) -> str:
+    return f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE
 
 
 def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
@@ -126,9 +97,13 @@ def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
     return {
         "started_at": history.start.started_at if history.start else 0.0,
         "elapsed_s": history.elapsed_s,
-        "remaining_s": None if history.is_over else history.eta_s,
+        "remaining_s": _left_s(history),
         "running": history.start is not None and not history.is_over,
     }
+
+
+def _left_s(history: TrainingHistory) -> float | None:
+    return None if history.is_over else history.eta_s
 
 
 def remaining(history: TrainingHistory) -> str:
@@ -140,7 +115,7 @@ def remaining(history: TrainingHistory) -> str:
     if aside is not None and aside.total:
         return done_of(aside.done, aside.total, aside.unit)
     parts = [f"{int(100 * history.progress)} %"] if history.num_steps else []
-    left = None if history.is_over else history.eta_s
+    left = _left_s(history)
     if left is not None:
         parts.append(f"about {duration(left)} left" if left >= 10 else "less than 10 s left")
     return " · ".join(parts)
@@ -152,24 +127,6 @@ def stop_label(history: TrainingHistory) -> str:
     return "Stop and keep best" if keeps_best else "Stop"
 
 
-def table(history: TrainingHistory) -> Table:
-    """The column beside the plots: (section, [(label, value), ...]).
-
-    The start and the first step decide which rows there are: what never has anything to say
-    is left out, and nothing jumps afterwards.
-    """
-    sections = [
-        ("Results", _results(history)),
-        ("Training time", _times(history)),
-        ("Training cycle", _cycle(history)),
-        ("Validation", _validation(history)),
-        ("Data", _data(history)),
-        ("Other", _other(history)),
-        ("Options", list(history.options.items())),
-    ]
-    return [(title, rows) for title, rows in sections if rows]
-
-
 def latest(history: TrainingHistory) -> dict[str, str]:
     """What each plot shows at its right end, in words, for those who cannot see it."""
     if not history.steps:
@@ -177,129 +134,143 @@ def latest(history: TrainingHistory) -> dict[str, str]:
     last = history.steps[-1]
     words = {
         "accuracy": f"Accuracy at step {last.step}: {percent(last.accuracy)}",
-        "loss": f"Loss at step {last.step}: {last.loss:.4g}",
+        "loss": f"Loss at step {last.step}: {figure(last.loss)}",
     }
-    if history.validations:
-        value = history.validations[-1]
+    for value in history.validations[-1:]:
         words["accuracy"] += f", validation {percent(value.accuracy)}"
-        words["loss"] += f", validation {value.loss:.4g}"
+        words["loss"] += f", validation {figure(value.loss)}"
     return words
 
 
+def table(history: TrainingHistory) -> Table:
+    """The column beside the plots: (section, [(label, value), ...]).
+
+    What has nothing to say, "", is left out. What will have a value has a dash until then, so that
+    nothing jumps.
+    """
+    sections = [
+        ("Results", _results(history)),
+        ("Progress", _progress(history)),
+        ("Setup", _setup(history)),
+        ("Options", list(history.options.items())),
+    ]
+    shown = [(title, [row for row in rows if row[1]]) for title, rows in sections]
+    return [(title, rows) for title, rows in shown if rows]
+
+
 def _results(history: TrainingHistory) -> Rows:
+    start, last = history.start, history.steps[-1] if history.steps else None
     value = history.validations[-1] if history.validations else None
-    last = history.steps[-1] if history.steps else None
-    # Before the first step nobody knows whether there is an accuracy: its rows are there, as its
-    # plot is, and nothing moves when it comes.
-    has_accuracy, validates = last is None or last.accuracy is not None, _validates(history)
-    rows: Rows = []
-    if has_accuracy and validates:
-        rows.append(("Validation accuracy", percent(value.accuracy if value else None)))
-    if validates:
-        rows.append(("Validation loss", figure(value.loss if value else None)))
-        names = history.start.metrics if history.start else ()
-        metrics = value.metrics if value else dict.fromkeys(names)
-        rows += [
-            (_label(name), measured(name, one))
-            for name, one in metrics.items()
-            if name != "accuracy" or not has_accuracy
-        ]
+    # Before the first step nobody knows whether there is an accuracy.
+    has_accuracy = last is None or last.accuracy is not None
+    rows = [("Training loss", figure(last.loss if last else None))]
     if has_accuracy:
         rows.append(("Training accuracy", percent(last.accuracy if last else None)))
-    rows.append(("Training loss", figure(last.loss if last else None)))
-    if validates and _has_best(history):
+    if value or (start and start.validate_every):
+        rows.append(("Validation loss", figure(value.loss if value else None)))
+        if has_accuracy:
+            rows.append(("Validation accuracy", percent(value.accuracy if value else None)))
+        metrics = value.metrics if value else dict.fromkeys(start.metrics if start else ())
+        for name, one in metrics.items():
+            if name != "accuracy" or not has_accuracy:
+                label = short_name(f"Validation {name}", MAX_LABEL_CHARS)
+                rows.append((label, measured(name, one)))
+    if history.best or (start and start.objective and start.validate_every):
         rows.append(("Best validation", best_of(history)))
-    return [*rows, ("Stop reason", ending(history))]
+    return rows
 
 
-def _label(metric: str) -> str:
-    """What a metric of validations is called in the table, whose labels must not become equal."""
-    label = f"Validation {metric}"
-    return label if len(label) <= MAX_LABEL_CHARS else short_name(metric, MAX_LABEL_CHARS)
-
-
-def _validates(history: TrainingHistory) -> bool:
-    return bool(history.validations or (history.start and history.start.validate_every))
-
-
-def _has_best(history: TrainingHistory) -> bool:
-    return bool(history.best or (history.start and history.start.objective))
-
-
-def _times(history: TrainingHistory) -> Rows:
-    start, left = history.start, None if history.is_over else history.eta_s
-    unit = start.unit if start else "samples"
-    begun = [("Start", clock_time(start.started_at))] if start and start.started_at else []
+def _progress(history: TrainingHistory) -> Rows:
+    start, left = history.start, _left_s(history)
+    epoch = history.steps[-1].epoch if history.steps else 0
+    rate = f"{number(history.throughput)} {start.unit if start else 'samples'}/s"
     return [
-        *begun,
+        ("Epoch", f"{epoch} of {start.num_epochs}" if start else NONE),
+        ("Step", _step(history) if start else NONE),
         ("Elapsed", duration(history.elapsed_s)),
         ("Time left", NONE if left is None else duration(left)),
-        ("Throughput", f"{number(history.throughput)} {unit}/s" if history.steps else NONE),
+        ("Throughput", rate if history.steps else NONE),
+        ("Waiting for data", _waiting(history)),
+        ("Reading", ", ".join(history.reads.words())),
     ]
 
 
-def _cycle(history: TrainingHistory) -> Rows:
-    start, last = history.start, history.steps[-1] if history.steps else None
-    rows = [
-        ("Epoch", f"{last.epoch if last else 0} of {start.num_epochs}" if start else NONE),
-        ("Step", _step(history) if start else NONE),
-    ]
-    if start is None or start.steps_per_epoch:  # of a stream nobody knows
-        rows.append(("Steps per epoch", number(start.steps_per_epoch) if start else NONE))
-    return rows
-
-
-def _validation(history: TrainingHistory) -> Rows:
-    start = history.start
-    if start is None or not start.validate_every:
-        return []
-    every = start.validate_every
-    is_epoch = every < 0 or every == start.steps_per_epoch
-    rows = [("Frequency", "every epoch" if is_epoch else f"every {number(every)} steps")]
-    if start.patience:
-        rows.append(("Patience", f"{history.num_without_improvement} of {start.patience}"))
-    return rows
-
-
-def _data(history: TrainingHistory) -> Rows:
-    reads = history.reads
-    retried = number(reads.num_retried) + (f" ({reads.reason})" if reads.reason else "")
-    rows = [
-        (
-            "Waiting for data",
-            f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE,
-        )
-    ]
-    if reads.read_by:
-        rows.append(("Read by", reads.read_by))
-    if reads.num_retried:
-        rows.append(("Reads retried", retried))
-    if reads.num_skipped:
-        rows.append(("Samples skipped", number(reads.num_skipped)))
-    return rows
-
-
-def _other(history: TrainingHistory) -> Rows:
+def _setup(history: TrainingHistory) -> Rows:
     start = history.start
     if start is None:
         return []
     backend = {"nccl": "NCCL", "none": ""}.get(start.backend, start.backend)
-    rows = [
-        ("Hardware", f"{start.world_size} × {start.device.removeprefix('NVIDIA ')}"),
+    size, num = start.batch_size, start.world_size
+    parts = f" = {num} × {size // num}" if size % num == 0 and num > 1 else ""
+    return [
+        ("Hardware", f"{num} × {start.device.removeprefix('NVIDIA ')}"),
         ("Backend", ", ".join(filter(None, [backend, start.precision]))),
-        ("Global batch", _global_batch(start)),
+        ("Global batch", f"{number(size)}{parts}"),
         ("Learning rate", f"{history.steps[-1].lr:.3g}" if history.steps else NONE),
+        ("Read by", history.reads.read_by),
+        ("Checkpoint", after(history.checkpoint) if history.checkpoint else ""),
+        ("Resumed", after(history.resumed) if history.resumed else ""),
     ]
-    if history.checkpoint:
-        rows.append(("Checkpoint", after(history.checkpoint)))
-    if history.resumed is not None:
-        rows.append(("Resumed", after(history.resumed)))
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank: all as text, and the two shares (0..1; None where nobody knows) that get a bar.
+
+    `step` is what a step takes the rank itself, as a whole step takes them all the same; `note` is
+    "slowest +37 %" of the one that the others wait for, "" of all others. See `RANK_COLUMNS`.
+    """
+
+    rank: str
+    device: str
+    utilization: float | None
+    utilization_text: str
+    memory: float | None
+    memory_text: str
+    temperature: str
+    step: str
+    note: str
+
+
+def rank_rows(history: TrainingHistory) -> list[RankRow]:
+    """A row for each rank that trains, also before its first report; none before the start."""
+    start, slowest = history.start, history.slowest
+    if start is None:
+        return []
+    ranks = start.ranks or tuple(sorted(history.ranks))
+    devices = start.devices or (start.device,) * len(ranks)
+    hosts = dict(zip(ranks, start.hosts, strict=False))  # host by host, as ranks are numbered
+    rows = []
+    for rank, device in zip(ranks, devices, strict=True):
+        event = history.ranks.get(rank, RankEvent(0, 0))
+        used, total, share = event.memory_bytes, event.total_memory_bytes, event.utilization
+        seconds, degrees = event.work_s or event.step_s, event.temperature_c
+        more = f"slowest +{100 * slowest.share:.0f} %" if slowest and slowest.rank == rank else ""
+        row = RankRow(
+            rank=format_ranks([rank], hosts),
+            device=device.replace("NVIDIA ", ""),
+            utilization=share,
+            utilization_text=NONE if share is None else f"{100 * share:.0f} %",
+            memory=min(1.0, used / total) if used is not None and total else None,
+            memory_text=of_memory(used, total),
+            temperature=NONE if degrees is None else f"{degrees} °C",
+            step=NONE if seconds is None else milliseconds(seconds),
+            note=more,
+        )
+        rows.append(row)
     return rows
 
 
-def _global_batch(start: StartEvent) -> str:
-    """The global batch as shares: "512 = 4 × 128"."""
-    size, num = start.batch_size, start.world_size
-    if num == 1:
-        return number(size)
-    return f"{size} on {num} ranks" if size % num else f"{size} = {num} × {size // num}"
+def rank_title(history: TrainingHistory) -> str:
+    """What the rows are: "GPUs", or "Ranks" where not all have one."""
+    devices = history.start.devices if history.start else ()
+    on_gpus = bool(devices) and all(device.startswith("cuda") for device in devices)
+    return "GPUs" if on_gpus else "Ranks"
+
+
+def rank_summary(history: TrainingHistory) -> str:
+    """The rows in a few words: "mean utilization 93 %"; after the end, that these are the last."""
+    known = [event.utilization for event in history.ranks.values() if event.utilization is not None]
+    if history.is_over:
+        return "at the end" if history.ranks else ""
+    return f"mean utilization {100 * fmean(known):.0f} %" if known else ""

@@ -1,45 +1,102 @@
-// Draws the plots of a monitor on canvases. It stands first in the module of the live monitor
-// (gpupool/notebook/monitor/widget.py) and in the script of the picture that stays (picture.py).
+// Draws the plots of a monitor on canvases, and lets a reader read values off, zoom, switch and smooth. It
+// stands first in the module of live HTML (gpupool/notebook/page/live_html.py) and in the script of the
+// picture that stays (gpupool/notebook/monitor/picture.py).
 //
-// Data come ready to draw (styles of lines, axes with labelled ticks, bands, the best checkpoint); here
-// they are scaled to pixels, and means of buckets become smooth lines. A surface is {context, box,
-// colors}: where to draw, within which plot area. A colour is that of the theme ("text", "accuracy",
-// "loss") or the style's own.
+// A course is {view, lines}: the looks of plots and lines, the ends of the axis of steps, the best of each
+// plot; and the points. Axes fit what is shown, by the rules of gpupool/notebook/monitor/svg.py, which says
+// why they are so. What the reader chose lies in `chosen`, and outlasts every redraw.
 
-const THEMED = ["accuracy", "loss"];
-const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
-const RING = 6.5;
+const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const MARGIN = { left: 46, right: 24, top: 20, bottom: 36 };
 const SHARE = 0.02;  // of the drawn steps: the half-life of the smooth line
+const NAMES = { raw: "", mean: "smooth" };  // of lines, as they are read off
+const LESS = ["Setup", "Options"];  // tables that are folded where a window is not high
+const PLOTS = `
+  <div class="gpm-figures"></div>
+  <div class="gpm-readout" role="status" aria-live="polite"></div>
+  <div class="gpm-foot"><div class="gpm-legend"></div><div class="gpm-tools">
+    <label class="gpm-log" title="Loss on a logarithmic axis"><input type="checkbox"> Log</label>
+    <label class="gpm-smooth" title="Width of the smoothing, as a share of the drawn steps"
+      >Smoothing <input type="range" min="0" max="20" step="0.5"> <span></span></label>
+    <button type="button" class="gpm-reset">Reset zoom</button>
+  </div></div>`;
 
-function boxWithin(width, height) {
-  return {
-    left: MARGIN.left, right: width - MARGIN.right,
-    top: MARGIN.top, bottom: height - MARGIN.bottom,
-  };
+function niceStep(span, count) {
+  const power = 10 ** Math.floor(Math.log10(span / count));
+  return [1, 2, 2.5, 5, 10, 20].map((m) => m * power).find((s) => span <= count * s * (1 + 1e-9));
 }
 
-// What the page's style says: computed, so that each is a plain colour.
-function colorsOf(element) {
-  const style = getComputedStyle(element);
-  const ground = style.backgroundColor;
-  return {
-    text: style.color,
-    ground: /^rgba\(.*,\s0\)$|^transparent$/.test(ground) ? "" : ground,
-    font: style.fontFamily,
-    ...Object.fromEntries(
-      THEMED.map((plot) => [plot, style.getPropertyValue(`--gpm-${plot}`).trim()])),
-  };
+function tickLabel(tick) {
+  const size = Math.abs(tick);
+  if (size >= 1000 && size < 1e5) return NUMBER.format(tick);
+  return size && (size < 1e-4 || size >= 1e6) ? tick.toExponential().replace("+", "") : String(tick);
 }
 
-// A surface of this size of the canvas on the screen, cleared; null while it is not visible.
-function surfaceOf(canvas, width, height, colors) {
-  if (!width || !height) return null;
-  const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  return { context, box: boxWithin(width, height), colors };
+// The multiples of a step from one to another, without the noise of 3 * 0.1.
+function multiples(step, first, last) {
+  const count = Math.max(0, last - first + 1);
+  return Array.from({ length: count }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+}
+
+function stepAxis(low, high) {
+  const step = Math.ceil(niceStep(high - low, 6));  // no half steps
+  return { low, high, ticks: multiples(step, Math.ceil(low / step), Math.floor(high / step)) };
+}
+
+function niceAxis(low, high) {
+  if (high <= low) high = low + (Math.abs(low) / 5 || 1);
+  const step = niceStep(high - low, 5);
+  const ticks = multiples(step, Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9));
+  return { low: ticks[0], high: ticks.at(-1), ticks };
+}
+
+function logAxis(low, high) {
+  if (high < 3 * low) return { ...niceAxis(low, high), log: true };
+  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  const every = Math.ceil((last - first) / 6), marks = last - first > 2 ? [1] : [1, 2, 5];
+  const powers = multiples(every, Math.ceil(first / every), Math.floor(last / every));
+  const ticks = powers.flatMap((power) => marks.map((mark) => Number(`${mark}e${power}`)));
+  const [start, stop] = [low / 1.1, high * 1.1];
+  return { low: start, high: stop, ticks: ticks.filter((one) => one >= start && one <= stop), log: true };
+}
+
+// Sorted values without up to three at each end that are far from all others.
+function near(values, least, ends = 2) {
+  if (!ends) return values;
+  let kept = values.length;
+  for (let n = Math.min(3, Math.floor(kept / 20)); n > 0 && kept === values.length; n--) {
+    const last = values.at(-n - 1);
+    if (values.at(-n) - last > 3 * Math.max(last - values[0], least)) kept -= n;
+  }
+  return near(values.slice(0, kept).reverse().map((value) => -value), least, ends - 1);
+}
+
+// The axis of these points; of a part that was zoomed to it does not begin at 0.
+function valueAxis(points, chosenLog, isPart) {
+  let values = points.map(([, value]) => value).sort((one, other) => one - other);
+  const log = chosenLog ?? (values[0] > 0 && values.at(-1) / 50 > values[values.length >> 1]);
+  if (log) values = values.filter((value) => value > 0).map(Math.log10);
+  if (!values.length) return niceAxis(0, 1);
+  values = near(values, log ? 1 : 0);
+  const [low, high] = [values[0], values.at(-1)];
+  if (log) return logAxis(10 ** low, 10 ** high);
+  const hides = low < high && high - low < high / 2;
+  return niceAxis(isPart || hides ? low : Math.min(0, low), high);
+}
+
+function isLoss(plot) {
+  return /loss/i.test(`${plot.name} ${plot.title}`);
+}
+
+// The axes of what is shown: all, or the part that the reader has zoomed to.
+function axesOf({ view, lines }, { range, log }) {
+  const { steps, best } = view.axes;
+  const shown = { ...steps, ...stepAxis(...(range ?? [steps.low, steps.high])) };
+  const y = view.plots.map((plot) => {
+    const points = plot.lines.flatMap((line) => within(lineOf(lines, plot, line), shown));
+    return valueAxis(points, isLoss(plot) ? log : null, Boolean(range));
+  });
+  return { steps: shown, y, best };
 }
 
 // From a value on the axis to a pixel between `start` and `end`.
@@ -50,45 +107,42 @@ function scale(axis, start, end) {
   return (value) => start + ((end - start) * (at(value) - low)) / span;
 }
 
-// Weighted means of all points so far, the weight halved every `halfLife` steps: free of bias, as
-// the weights of what is there are all that counts. Points are [step, mean, number of steps]. The same
-// formula as `smoothed` in gpupool/training/history.py.
-function smoothed(means, halfLife) {
-  let sum = 0, weight = 0, before = 0;
-  return means.map(([step, mean, count]) => {
-    const kept = halfLife > 0 ? 0.5 ** ((step - before) / halfLife) : 0;
-    sum = sum * kept + mean * count;
-    weight = weight * kept + count;
-    before = step;
-    return [step, sum / weight];
-  });
-}
-
-// The points of a line as they are drawn: means become the smooth line. In them an outlier counts as much
-// as the edge where it is marked, or 1e31 would never be forgotten; on a logarithmic axis powers count.
-function drawnPoints(points, axes, share, { low, high, log }) {
-  if (points[0]?.length !== 3) return points;
-  const within = (mean) => Math.min(Math.max(mean, low), high);
-  const by = log ? (mean) => Math.log10(within(mean)) : within;
-  const means = points.map(([step, mean, count]) => [step, by(mean), count]);
-  const line = smoothed(means, share * (axes.steps.high - axes.steps.low));
-  return log ? line.map(([step, power]) => [step, 10 ** power]) : line;
+function lineOf(lines, plot, line) {
+  return lines[plot.name]?.[line?.name] ?? [];
 }
 
 // How many points lie before a step: points are in the order of steps.
 function countBefore(points, step) {
-  let low = 0, high = points.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (points[middle][0] < step) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  const first = points.findIndex(([one]) => one >= step);
+  return first < 0 ? points.length : first;
 }
 
-// The points on an axis of steps, with one more at each side: lines reach the edge.
-function pointsWithin(points, { low, high }) {
-  return points.slice(Math.max(0, countBefore(points, low) - 1), countBefore(points, high + 1) + 1);
+// The points on an axis of steps; with one more at each side lines reach the edge.
+function within(points, { low, high }, more = 0) {
+  return points.slice(Math.max(0, countBefore(points, low) - more), countBefore(points, high + 1) + more);
+}
+
+// The point of a line that is nearest to a step.
+function nearest(points, step) {
+  const after = countBefore(points, step), [one, other] = [points[after - 1], points[after]];
+  if (!one || !other) return one ?? other;
+  return step - one[0] <= other[0] - step ? one : other;
+}
+
+// The points of a line as they are drawn. Means, [step, mean, number of steps], become the smooth line:
+// weighted means of all so far, the weight halved every `halfLife` steps. It is free of bias, as the
+// weights of what is there are all that counts. An outlier counts as much as the edge of the axis.
+function drawnPoints(points, steps, share, { low, high }) {
+  if (points[0]?.length !== 3) return points;
+  const halfLife = share * (steps.high - steps.low);
+  let sum = 0, weight = 0, before = 0;
+  return points.map(([step, mean, count]) => {
+    const kept = halfLife > 0 ? 0.5 ** ((step - before) / halfLife) : 0;
+    sum = sum * kept + Math.min(Math.max(mean, low), high) * count;
+    weight = weight * kept + count;
+    before = step;
+    return [step, sum / weight];
+  });
 }
 
 function text(context, words, x, y, align, alpha = 1) {
@@ -98,133 +152,319 @@ function text(context, words, x, y, align, alpha = 1) {
   context.globalAlpha = 1;
 }
 
-// Every second band shaded; the labels stand above the plot, where no curve goes.
-function drawBands({ context, box }, bands, x) {
-  bands.forEach(([first, last, label], index) => {
-    const left = Math.max(x(first), box.left), width = Math.min(x(last), box.right) - left;
-    if (width <= 0) return;
-    if (index % 2 === 0) {
-      context.globalAlpha = 0.07;
-      context.fillRect(left, box.top, width, box.bottom - box.top);
-    }
-    if (context.measureText(label).width < width) {
-      text(context, label, left + width / 2, box.top - 6, "center", 0.75);
-    }
-  });
+function drawCircle(context, x, y, radius) {
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
 }
 
-function drawTicks({ context, box }, xAxis, yAxis, x, y) {
-  for (const [tick, label] of yAxis.ticks) {
+// Bands of one or more epochs, every second shaded, labelled above, where no curve goes.
+function drawEpochs(context, { low, high, per_epoch: size }, x, height) {
+  if (!size) return;
+  const first = Math.floor(low / size), last = Math.ceil(high / size);
+  const every = Math.ceil(niceStep(last - first, 12)), start = Math.floor(first / every) * every;
+  for (let epoch = start; epoch < last; epoch += every) {
+    const left = x(Math.max(epoch * size, low)), right = x(Math.min((epoch + every) * size, high));
+    const label = epoch === start ? `Epoch ${epoch + 1}` : String(epoch + 1);
+    context.globalAlpha = 0.07;
+    if ((epoch / every) % 2 === 0) context.fillRect(left, 0, right - left, height);
+    if (context.measureText(label).width > right - left) continue;
+    text(context, label, (left + right) / 2, -6, "center", 0.75);
+  }
+}
+
+function drawGrid(context, steps, values, x, y, width, height) {
+  for (const tick of values.ticks) {
     context.globalAlpha = 0.18;
-    context.fillRect(box.left, Math.round(y(tick)), box.right - box.left, 1);
-    text(context, label, box.left - 6, y(tick) + 4, "right");
+    context.fillRect(0, Math.round(y(tick)), width, 1);
+    text(context, tickLabel(tick), -6, y(tick) + 4, "right");
   }
-  for (const [tick, label] of xAxis.ticks) {
-    // The last number is moved to the left where it would be cut.
-    const end = box.right + MARGIN.right - context.measureText(label).width / 2;
-    text(context, label, Math.min(x(tick), end), box.bottom + 16, "center");
-  }
-  text(context, xAxis.name ?? "Step", (box.left + box.right) / 2, box.bottom + 31, "center", 0.75);
+  for (const tick of steps.ticks) text(context, NUMBER.format(tick), x(tick), height + 16, "center");
+  text(context, "Step", width / 2, height + 31, "center", 0.75);
 }
 
-function drawLine(context, points, x, y, { color, width, alpha, dash }) {
+function drawLine(context, points, x, y, { color, width, alpha, dash, dots }) {
   context.globalAlpha = alpha;
-  context.strokeStyle = color;
+  context.strokeStyle = context.fillStyle = color;
   context.lineWidth = width;
   context.lineJoin = "round";
   context.setLineDash(dash);
   context.beginPath();
   for (const [step, value] of points) context.lineTo(x(step), y(value));
   context.stroke();
-  context.setLineDash([]);
   context.globalAlpha = 1;
-}
-
-function drawMarkers({ context }, points, x, y, color) {
-  const radius = points.length <= 40 ? 3 : 1.5, ink = context.fillStyle;
-  context.fillStyle = color;
-  for (const [step, value] of points) {
-    context.beginPath();
-    context.arc(x(step), y(value), radius, 0, 2 * Math.PI);
+  for (const [step, value] of points.length <= dots ? points : []) {
+    drawCircle(context, x(step), y(value), points.length <= 40 ? 3 : 1.5);
     context.fill();
   }
-  context.fillStyle = ink;
 }
 
-function drawRing(context, x, y, color) {
-  context.strokeStyle = color;
+// The ring of the best with its label beside it, as far as there is room.
+function drawBest(context, label, x, y, width) {
   context.lineWidth = 1.5;
-  context.beginPath();
-  context.arc(x, y, RING, 0, 2 * Math.PI);
+  drawCircle(context, x, y, 6.5);
   context.stroke();
+  const fits = x + 10 + context.measureText(label).width < width;
+  text(context, label, x + (fits ? 8 : -8), y + (y < 24 ? 20 : -12), fits ? "left" : "right");
 }
 
-// The ring of the best with its label beside it: below the curve or above it, as far as the plot has
-// room there.
-function drawBest({ context, box, colors }, best, x, y) {
-  const atX = x(best.step), atY = y(best.value), { label } = best;
-  drawRing(context, atX, atY, colors.text);
-  const fits = atX + 10 + context.measureText(label).width < box.right;
-  const below = best.below ? atY + 24 < box.bottom : atY - 24 < box.top;
-  const left = atX + (fits ? 8 : -8), top = atY + (below ? 20 : -12);
-  context.textAlign = fits ? "left" : "right";
-  if (colors.ground) {  // curves must not cross the words
-    context.strokeStyle = colors.ground;
-    context.lineWidth = 4;
-    context.strokeText(label, left, top);
-  }
-  context.fillText(label, left, top);
-}
-
-function drawPlot(surface, plot, lines, axes, share) {
-  const { context, box, colors } = surface;
-  const x = scale(axes.steps, box.left, box.right);
-  const yAxis = axes.y[plot.name], y = scale(yAxis, box.bottom, box.top);
-  context.font = `11px ${colors.font}`;
-  context.fillStyle = colors.text;
-  drawBands(surface, axes.bands, x);
-  drawTicks(surface, axes.steps, yAxis, x, y);
+// Draws a plot on its canvas of this size, with the crosshair at a step and the zone that is dragged.
+function drawPlot(canvas, size, plot, lines, { steps, best }, values, { share }, step, drag) {
+  const ratio = window.devicePixelRatio || 1, context = canvas.getContext("2d");
+  [canvas.width, canvas.height] = size.map((length) => Math.round(length * ratio));
+  context.scale(ratio, ratio);
+  context.translate(MARGIN.left, MARGIN.top);
+  const { color: ink, fontFamily } = getComputedStyle(canvas);
+  context.font = `11px ${fontFamily}`;
+  context.strokeStyle = context.fillStyle = ink;
+  const width = size[0] - MARGIN.left - MARGIN.right, height = size[1] - MARGIN.top - MARGIN.bottom;
+  const x = scale(steps, 0, width), y = scale(values, height, 0);
+  drawEpochs(context, steps, x, height);
+  drawGrid(context, steps, values, x, y, width, height);
   context.save();
   context.beginPath();  // dots at the ends of an axis are whole
-  context.rect(box.left - 4, box.top - 4, box.right - box.left + 8, box.bottom - box.top + 8);
+  context.rect(-4, -4, width + 8, height + 8);
   context.clip();
   for (const line of plot.lines) {
-    const all = drawnPoints(lines?.[line.name] ?? [], axes, share, yAxis);
-    const points = pointsWithin(all, axes.steps), color = colors[line.color] ?? line.color;
-    drawLine(context, points, x, y, { ...line, color });
-    if (points.length <= line.dots) drawMarkers(surface, points, x, y, color);
+    const points = drawnPoints(lineOf(lines, plot, line), steps, share, values);
+    const color = line.color === "currentColor" ? ink : line.color;
+    drawLine(context, within(points, steps, 1), x, y, { ...line, color });
   }
   context.restore();
-  drawClipped(surface, yAxis, x, colors[plot.lines[0].color] ?? plot.lines[0].color);
-  const best = axes.best[plot.name], { low, high } = axes.steps;
-  if (best && best.step >= low && best.step <= high) drawBest(surface, best, x, y);
+  const ringed = best[plot.name];
+  if (ringed && ringed.step >= steps.low && ringed.step <= steps.high) {
+    drawBest(context, ringed.label, x(ringed.step), y(ringed.value), width);
+  }
+  context.globalAlpha = 0.6;
+  if (step !== undefined) context.fillRect(Math.round(x(step)), 0, 1, height);
+  context.globalAlpha = 0.15;
+  if (drag) context.fillRect(x(drag.from), 0, x(drag.to) - x(drag.from), height);
 }
 
-// A small triangle at the edge for each value beyond the axis, and the number of the highest one.
-function drawClipped({ context, box }, axis, x, color) {
-  const ink = context.fillStyle;
-  context.fillStyle = color;
-  const shown = (axis.clipped ?? []).filter(([step]) => x(step) >= box.left && x(step) <= box.right);
-  for (const [step, value] of shown) {
-    const atX = x(step), isAbove = value > axis.high;
-    const edge = isAbove ? box.top : box.bottom, base = edge + (isAbove ? 7 : -7);
-    context.beginPath();
-    context.moveTo(atX, edge);
-    context.lineTo(atX - 4.5, base);
-    context.lineTo(atX + 4.5, base);
-    context.fill();
-  }
-  const highest = shown.filter(([, value]) => value > axis.high)
-    .reduce((most, point) => (point[1] > (most?.[1] ?? 0) ? point : most), null);
-  if (highest) {
-    const label = tickLabel(Number(highest[1].toPrecision(3))), atX = x(highest[0]);
-    const fits = atX + 10 + context.measureText(label).width < box.right;
-    text(context, label, atX + (fits ? 7 : -7), box.top + 10, fits ? "left" : "right");
-  }
-  context.fillStyle = ink;
+// Elements are filled with textContent: nothing from the kernel is taken for HTML.
+function element(tag, className = "", words = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.textContent = words;
+  return made;
 }
 
-// Dots that are there unless the points are very many belong to the line's sign.
-function hasDot(style) {
-  return !style.ring && style.dots > 40;
+// Fills a parent anew where the items are others: what is replaced flickers, and is read aloud again.
+function fill(parent, items, make) {
+  const now = JSON.stringify(items);
+  if (parent.gpupoolItems !== now) parent.replaceChildren(...items.map(make));
+  parent.gpupoolItems = now;
+}
+
+function makeFigure(title) {
+  const figure = element("figure"), canvas = element("canvas");
+  const caption = element("figcaption", "", title);
+  caption.title = title;
+  canvas.setAttribute("role", "img");
+  canvas.tabIndex = 0;
+  figure.append(caption, canvas);
+  return figure;
+}
+
+// An entry of the legend; the looks come from the kernel's tables, and are no words of users.
+function makeEntry({ label, colors, width, alpha, dash, dots, ring }) {
+  const size = 24 / colors.length, made = element("span");
+  const signs = colors.map((color, index) => `<path d="M${index * size} 7h${size}" stroke="${color}"
+    stroke-width="${width}" stroke-opacity="${alpha}" stroke-dasharray="${dash.join(" ")}"/>`);
+  if (dots > 40) signs.push('<circle cx="12" cy="7" r="3"/>');  // not of a few points alone
+  if (ring) signs.splice(0, 1, '<circle class="gpm-ring" cx="12" cy="7" r="5.5"/>');
+  made.innerHTML = `<svg width="24" height="14" aria-hidden="true">${signs.join("")}</svg>`;
+  made.append(` ${label}`);
+  return made;
+}
+
+// What the plots show at a step, a line each: "Loss 0.412, smooth 0.398, validation 0.43".
+function readOut({ view, lines }, { steps, y }, { share }, step) {
+  const rows = view.plots.map((plot, index) => {
+    const values = plot.lines.map((line) => {
+      const point = nearest(drawnPoints(lineOf(lines, plot, line), steps, share, y[index]), step);
+      if (!point) return "";
+      const value = plot.unit ? `${point[1].toFixed(1)} %` : String(Number(point[1].toPrecision(4)));
+      return plot.lines.length > 1 ? `${NAMES[line.name] ?? line.label} ${value}` : value;
+    }).filter(Boolean);
+    return values.length ? `${plot.title.replace(/\s\(%\)$/, "")} ${values.join(", ").trim()}` : "";
+  });
+  const epoch = steps.per_epoch ? ` · epoch ${Math.max(1, Math.ceil(step / steps.per_epoch))}` : "";
+  return [`Step ${NUMBER.format(step)}${epoch}`, ...rows.filter(Boolean)];
+}
+
+// What the reader chose in a live monitor holds for the picture that takes its place too: that of the
+// same training, in the same cell. Neither in the markup, nor a global of the page.
+function keptOf(el, { clock }) {
+  const kept = document.body.gpupoolKept?.get(clock?.started_at);
+  return kept && kept.cell === el.closest(".jp-Cell") ? kept : {};
+}
+
+function keep(el, view, choice) {
+  if (!view.clock?.started_at) return;
+  const all = document.body.gpupoolKept ??= new Map(), cell = el.closest(".jp-Cell");
+  all.set(view.clock.started_at, { ...keptOf(el, view), cell, ...choice });
+}
+
+function nameOfSection(details) {
+  return details.className || details.firstChild.textContent;
+}
+
+// Whether a table is unfolded before the reader has said so.
+function isShown(title) {
+  return !LESS.includes(title) || window.innerHeight >= 800;
+}
+
+function keepFolds(frame, course) {
+  frame.addEventListener("toggle", ({ target }) => {
+    const { open } = keptOf(frame, course.view), name = nameOfSection(target);
+    keep(frame, course.view, { open: { ...open, [name]: target.open } });
+  }, true);  // it does not bubble
+}
+
+// Calls `redraw` when the size or the theme of the page changes.
+function watchPage(el, redraw) {
+  const sizes = new ResizeObserver(redraw);
+  // A frame later: JupyterLab hides all for one when it changes the theme.
+  const theme = new MutationObserver(() => requestAnimationFrame(redraw));
+  sizes.observe(el);
+  theme.observe(document.body, { attributeFilter: ["class", "data-jp-theme-light"] });
+  return () => {
+    sizes.disconnect();
+    theme.disconnect();
+  };
+}
+
+// Fills `root` with plots, legend and switches. `course` may change; `redraw` asks for a call of `paint`
+// soon; `before` is what the reader has chosen already.
+function explorer(root, course, redraw, before = {}) {
+  root.innerHTML = PLOTS;
+  const find = (selector) => root.querySelector(selector);
+  const figures = find(".gpm-figures"), read = find(".gpm-readout"), reset = find(".gpm-reset");
+  const log = find(".gpm-log"), smooth = find(".gpm-smooth"), [slider, width] = smooth.children;
+  const chosen = { range: null, log: null, share: SHARE, ...before };
+  let axes = null, at = null, drag = null;  // `at` is {canvas, step}: where the crosshair stands
+
+  function choose(choice) {
+    Object.assign(chosen, choice);
+    keep(root, course.view, { chosen: { ...chosen } });
+    redraw();
+  }
+
+  const zoomOut = () => choose({ range: null });
+
+  // Whole steps, at least two, within what there is.
+  function zoomTo(from, to) {
+    const { low: start, high: end } = course.view.axes.steps;
+    const low = Math.max(start, Math.min(Math.floor(from), end - 2));
+    choose({ range: [low, Math.min(end, Math.max(Math.ceil(to), low + 2))] });
+  }
+
+  function stepAt(canvas, clientX) {
+    const { left, width: all } = canvas.getBoundingClientRect(), { low, high } = axes.steps;
+    const share = (clientX - left - MARGIN.left) / (all - MARGIN.left - MARGIN.right);
+    return low + Math.min(1, Math.max(0, share)) * (high - low);
+  }
+
+  // The steps at which the crosshair may stand: those of the line with most points.
+  function stops() {
+    const all = Object.values(course.lines).flatMap((lines) => Object.values(lines));
+    const most = all.reduce((one, other) => (other.length > one.length ? other : one), []);
+    return within(most, axes.steps);
+  }
+
+  function moveTo(canvas, point) {
+    at = point ? { canvas, step: point[0] } : null;
+    redraw();
+  }
+
+  // Before the front end hears them: JupyterLab has arrow keys for its cells.
+  function onKey(event) {
+    const canvas = event.target, { key } = event, way = { ArrowLeft: -1, ArrowRight: 1 }[key];
+    if (canvas.tagName !== "CANVAS" || event.ctrlKey || event.metaKey || event.altKey || !axes) return;
+    if (way) {
+      const all = stops(), last = all.length - 1;
+      const now = at ? countBefore(all, at.step) : way > 0 ? -1 : last + 1;
+      moveTo(canvas, all[Math.min(last, Math.max(0, now + way * (event.shiftKey ? 10 : 1)))]);
+    } else if (key === "+" || key === "-") {
+      const { low, high } = axes.steps, middle = at?.step ?? (low + high) / 2;
+      const half = (high - low) * (key === "+" ? 0.25 : 1);
+      zoomTo(middle - half, middle + half);
+    } else if (key === "Escape") {
+      at = drag = null;
+      zoomOut();
+    } else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+  const end = () => window.removeEventListener("keydown", onKey, true);
+  figures.addEventListener("focusin", () => window.addEventListener("keydown", onKey, true));
+  figures.addEventListener("focusout", () => { end(); moveTo(); });
+
+  figures.addEventListener("pointerdown", ({ target, button, clientX, pointerId }) => {
+    if (target.tagName !== "CANVAS" || button !== 0 || !axes) return;
+    const from = stepAt(target, clientX);
+    drag = { from, to: from, x: clientX };
+    target.setPointerCapture(pointerId);
+  });
+  figures.addEventListener("pointermove", ({ target, clientX }) => {
+    if (target.tagName !== "CANVAS" || !axes) return;
+    const step = stepAt(target, clientX);
+    if (drag) drag.to = step;
+    moveTo(target, nearest(stops(), step));
+  });
+  const release = ({ type, clientX }) => {
+    const done = drag, isDrag = type === "pointerup" && done && Math.abs(clientX - done.x) > 4;
+    drag = null;
+    if (isDrag) zoomTo(...[done.from, done.to].sort((one, other) => one - other));
+    else redraw();
+  };
+  for (const type of ["pointerup", "pointercancel"]) figures.addEventListener(type, release);
+  figures.addEventListener("pointerleave", () => moveTo());
+  figures.addEventListener("dblclick", zoomOut);
+  reset.addEventListener("click", zoomOut);
+  log.firstChild.addEventListener("change", ({ target }) => choose({ log: target.checked }));
+  slider.addEventListener("input", () => choose({ share: slider.value / 100 }));
+
+  function showSwitches({ plots }, lines) {
+    log.hidden = !plots.some(isLoss);
+    log.firstChild.checked = plots.some((plot, index) => isLoss(plot) && axes.y[index].log);
+    smooth.hidden = !plots.some((plot) => lines[plot.name]?.mean);
+    slider.value = 100 * chosen.share;
+    width.textContent = `${slider.value} %`;
+    reset.hidden = !chosen.range;
+  }
+
+  function showReadOut() {
+    fill(read, at ? readOut(course, axes, chosen, at.step) : [], (line) => element("div", "", line));
+    if (!at) return;
+    const [inner, outer] = [at.canvas, root].map((one) => one.getBoundingClientRect());
+    const x = inner.left - outer.left + scale(axes.steps, MARGIN.left, inner.width - MARGIN.right)(at.step);
+    const left = x + 12 + read.offsetWidth < outer.width ? x + 12 : Math.max(0, x - 12 - read.offsetWidth);
+    read.style.transform = `translate(${left}px, ${inner.top - outer.top + MARGIN.top + 8}px)`;
+  }
+
+  function paint() {
+    const { view, lines } = course;
+    if (!view.axes) return;
+    fill(figures, view.plots.map(({ title }) => title), makeFigure);
+    figures.classList.toggle("gpm-many", view.plots.length > 2);
+    fill(find(".gpm-legend"), view.legend, makeEntry);
+    axes = axesOf(course, chosen);
+    showSwitches(view, lines);
+    const { low, high } = axes.steps, canvases = [...figures.querySelectorAll("canvas")];
+    if (at && !(at.canvas.isConnected && at.step >= low && at.step <= high)) at = null;
+    // All sizes are read first: a canvas that is set between two looks is laid out for each.
+    const sizes = canvases.map((canvas) => [canvas.clientWidth, canvas.clientHeight]);
+    const zoomed = chosen.range ? `; shown: steps ${chosen.range.map(NUMBER.format).join(" to ")}` : "";
+    view.plots.forEach((plot, index) => {
+      const canvas = canvases[index], size = sizes[index];
+      canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
+      canvas.dataset.points = lineOf(lines, plot, plot.lines[0]).length;
+      // It may not be visible.
+      if (size[0]) drawPlot(canvas, size, plot, lines, axes, axes.y[index], chosen, at?.step, drag);
+    });
+    showReadOut();
+  }
+
+  return { paint, end };
 }

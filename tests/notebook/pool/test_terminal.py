@@ -67,7 +67,7 @@ outputs = gpupool.predict(Slow(8, 2), data, batch_size=120)
 
 
 # what is seen of these before they go on
-DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r" of 6,000 samples \[00:", "PREDICTING")]
+DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r"/6000 \[00:", "PREDICTING")]
 
 
 def shown(folder: Path, is_terminal: bool) -> dict[str, str]:
@@ -112,7 +112,7 @@ def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
     assert {"[0, 1] half of it\n", "[0] half of it\n"} & {*train}  # on a line of its own
     assert train[-1].startswith("finished  epoch 3/3  step 180/180  loss ")
     predict = cells["predict"].split(FRESH_LINE)
-    assert any(" of 6,000 samples [00:" in piece for piece in predict)
+    assert any("/6000 [00:" in piece for piece in predict)
     for name in ("start", "list", "predict", "stop"):  # what was drawn is wiped
         assert not cells[name].split(FRESH_LINE)[-1].startswith(("Start", "List", "Pred", "Stop"))
 

@@ -1,1 +1,0 @@
-"""What plots are made of: axes with ticks, the looks of lines, and SVG."""
