@@ -1,6 +1,6 @@
 // Draws the plots of a monitor on canvases, and lets a reader read values off, zoom, switch and smooth. It
-// stands first in the module of the live monitor (gpupool/notebook/monitor/widget.py) and in the script of
-// the picture that stays (picture.py).
+// stands first in the module of live HTML (gpupool/notebook/page/live_html.py) and in the script of the
+// picture that stays (gpupool/notebook/monitor/picture.py).
 //
 // A course is {view, lines}: the looks of plots and lines, the ends of the axis of steps, the best of each
 // plot; and the points. Axes fit what is shown, by the rules of gpupool/notebook/monitor/svg.py, which says
@@ -313,12 +313,6 @@ function keepFolds(frame, course) {
     const { open } = keptOf(frame, course.view), name = nameOfSection(target);
     keep(frame, course.view, { open: { ...open, [name]: target.open } });
   }, true);  // it does not bubble
-}
-
-// Each region of a page has a name of its own, also where other modules have drawn some.
-function numberRegion(frame, name) {
-  const { dataset } = document.body, number = dataset.gpmViews = Number(dataset.gpmViews ?? 0) + 1;
-  frame.querySelector(".gpm-scroll")?.setAttribute("aria-label", `${name} (${number})`);
 }
 
 // Calls `redraw` when the size or the theme of the page changes.
