@@ -49,9 +49,9 @@ def require_dataset(name: str, dataset: Any) -> None:
     if is_none or _is_a("DataLoader", dataset) or not (is_indexed or is_stream(dataset)):
         hint = f"gpupool.ImageDatastore({os.fspath(dataset)!r}) is one; " if is_text else ""
         raise TrainingError(
-            f"{name} is a {type(dataset).__name__}, and no data set: {hint}give a datastore, what "
-            "has len() and indexing, or an IterableDataset. Of a DataLoader give its `dataset`, "
-            "and its batch size, times the number of ranks, as the option batch_size."
+            f"{name} is a {type(dataset).__name__}, which is no data set: {hint}give a datastore, "
+            "what has len() and indexing, or an IterableDataset. Of a DataLoader give its "
+            "`dataset`, and its batch size, times the number of ranks, as the option batch_size."
         )
     if is_indexed and not is_stream(dataset) and len(dataset) == 0:
         raise TrainingError(f"{name} is empty.")

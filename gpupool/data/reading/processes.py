@@ -14,7 +14,9 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -28,6 +30,7 @@ from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads
 from gpupool.data.reading.trees import pinned
 
+_OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
@@ -78,8 +81,8 @@ class Workers:
                     "worker died",
                 ) from None
             batch = pickle.loads(sent)  # nosec B301 # from our own process
-            if isinstance(batch, BaseException):
-                raise batch
+            if isinstance(batch, _Raised):
+                raise batch.error()
             if batch is not None and reading.pin:
                 inputs, targets = pinned((batch.inputs, batch.targets))
                 batch = batch._replace(inputs=inputs, targets=targets)
@@ -132,17 +135,46 @@ class _Answers(Dataset[Any]):
             except Exception:  # a class that only the notebook has
                 return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
-            return _packed(error)
+            return pickle.dumps(_Raised.of(error))
 
 
-def _packed(error: BaseException) -> bytes:
-    """An error, pickled, with a note of where it was raised."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    try:
-        error.add_note(f"A worker raised this:\n{where}")
-        sent = bytes(cloudpickle.dumps(error))
-        pickle.loads(sent)  # nosec B301 # made just now
-    except Exception:  # its class may want arguments of its own
-        words = "".join(traceback.format_exception_only(error)).strip()
-        sent = pickle.dumps(DataError(words, "worker"))
-    return sent
+class _Raised(NamedTuple):
+    """An error, pickled, and where it was raised: from the first frame on that is not ours.
+
+    Each place is a file, a function, a line and a module.
+    """
+
+    pickled: bytes
+    places: list[tuple[str, str, int, str]]
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Raised:
+        """As it was raised here."""
+        places: list[tuple[str, str, int, str]] = []
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code
+            if places or not code.co_filename.startswith(_OURS):
+                module = frame.f_globals.get("__name__", "")
+                places.append((code.co_filename, code.co_name, line, module))
+        try:
+            sent = bytes(cloudpickle.dumps(error))
+            pickle.loads(sent)  # nosec B301 # made just now
+        except Exception:  # its class may want arguments of its own
+            words = "".join(traceback.format_exception_only(error)).strip()
+            sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
+        return cls(sent, places)
+
+    def error(self) -> BaseException:
+        """It, as if it had been raised here."""
+        error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
+        found: TracebackType | None = None
+        for path, name, line, module in reversed(self.places):
+            code = compile("import sys\nframe = sys._getframe()", path, "exec")
+            in_line = b"\xef\0" * len(code.co_code)  # all of it, without a column
+            code = code.replace(
+                co_name=name, co_qualname=name, co_firstlineno=line, co_linetable=in_line
+            )
+            names: dict[str, Any] = {"__name__": module}
+            exec(code, names)  # noqa: S102 - our own line # nosec B102 # our own line
+            found = TracebackType(found, names["frame"], names["frame"].f_lasti, line)
+        return error.with_traceback(found)
