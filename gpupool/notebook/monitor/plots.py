@@ -42,7 +42,7 @@ def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style
     color = _COLORS.get(name, "currentColor")
     lines = [
         _line("raw", "training", color, alpha=0.4, dots=1),
-        _line("mean", "training (smoothed)", color, width=2),
+        _line("mean", "smoothed", color, width=2),
         _line("validation", "validation", "currentColor", dash=[5, 4], dots=SEVERAL),
     ]
     return {"name": name, "title": title, "unit": unit, "lines": lines if has_steps else lines[2:]}
