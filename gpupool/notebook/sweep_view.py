@@ -111,7 +111,7 @@ def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     curve = Curve()
     for step, value in trial.course:
         curve.add(step, value)
-    points = curve.points(max_points=60)
+    points, _ = curve.thinned(max_points=60)
     if not points:
         return NONE
     low, high = (pick(value for _, value in points) for pick in (min, max))

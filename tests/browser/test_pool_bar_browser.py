@@ -47,7 +47,7 @@ def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(lab: Lab, browse
     interrupt = bar_in(page, 0).get_by_role("button", name="Interrupt")
     interrupt.wait_for(timeout=60_000)
     assert interrupt.is_disabled()  # nothing runs
-    assert "shuts down in 30 min if idle" in bar_in(page, 0).inner_text()
+    assert "shuts down after 30 min idle" in bar_in(page, 0).inner_text()
 
     page.run_cell(1)
     wait_until(page, 0, "busy")

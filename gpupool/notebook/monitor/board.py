@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gpupool.core.formatting import NONE, duration, number
 from gpupool.notebook.monitor import parts, words
-from gpupool.notebook.monitor.curves import Curves, Lines, View
+from gpupool.notebook.monitor.curves import Curves
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.training.history import TrainingHistory
 
@@ -21,7 +22,7 @@ class Board:
 
     `parts` are HTML by name, `text` the same as text; `lost` is the headline if the kernel dies
     now. `stop` is the label of the button ("" without one), `hint` what to do where no page has
-    buttons. `view` and `lines` are the plots: looks, axes, what they show in words, and points.
+    buttons. `plots` are "view": looks, axes and what they show in words; and "lines": points.
     """
 
     parts: dict[str, str]
@@ -29,8 +30,7 @@ class Board:
     lost: str
     stop: str
     hint: str
-    view: View
-    lines: Lines
+    plots: dict[str, Any]
 
 
 def board_of(history: History, curves: Curves | None = None, status: str = "") -> Board:
@@ -59,8 +59,7 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
         lost=f"Failed: {words.lost(history)}",
         stop="" if history.is_over else words.stop_label(history),
         hint="" if history.is_over else words.HINT,
-        view={**view, "clock": words.clock(history), "latest": latest},
-        lines=lines,
+        plots={"view": {**view, "clock": words.clock(history), "latest": latest}, "lines": lines},
     )
 
 
@@ -98,6 +97,5 @@ def _board_of_loop(history: LoopHistory, status: str) -> Board:
         lost=f"{event.title}: the kernel stopped at step {step}, and the loop with it",
         stop="Stop" if history.can_stop else "",
         hint=_HINT if history.can_stop else "",
-        view={**view, "clock": {"started_at": history.started_at}},
-        lines=lines,
+        plots={"view": {**view, "clock": {"started_at": history.started_at}}, "lines": lines},
     )

@@ -47,50 +47,38 @@ class Curve:
             self._steps.append(step)
             self._values.append(max(-_MOST, min(value, _MOST)) if abs(value) > _LEAST else 0.0)
 
-    def points(self, max_points: int = MAX_POINTS) -> list[Point]:
-        """What is to be drawn, in the order of steps.
+    def thinned(self, max_points: int = MAX_POINTS) -> tuple[list[Point], list[Mean]]:
+        """What is to be drawn, in the order of steps, and means, of which smoothing is made.
 
-        Of neighbours that share a place the lowest and the highest are kept, so that one spike
-        among 100 000 steps is still seen; and the very last point.
+        Where points are too many, neighbours share a place. Its lowest and its highest are kept, so
+        that one spike among 100 000 steps is still seen; and the very last point.
         """
-        import numpy as np
-
-        steps, values, width = self._thinned(max_points)
-        if width == 1:
-            return list(zip(steps.tolist(), values.tolist(), strict=True))
-        # The last place is filled with its last value, which comes before what fills it.
-        padded = np.pad(values, (0, -len(values) % width), mode="edge").reshape(-1, width)
-        firsts = np.arange(0, len(values), width)
-        extremes = np.concatenate([firsts + padded.argmin(1), firsts + padded.argmax(1)])
-        kept = np.unique(np.append(extremes, len(values) - 1))
-        return list(zip(steps[kept].tolist(), values[kept].tolist(), strict=True))
-
-    def means(self, max_points: int = MAX_POINTS) -> list[Mean]:
-        """The means of the same neighbours, as extremes say nothing of the middle."""
-        import numpy as np
-
-        steps, values, width = self._thinned(max_points)
-        firsts = np.arange(0, len(values), width)
-        if not len(values):
-            return []
-        counts = np.diff(firsts, append=len(values))
-        means = np.add.reduceat(values, firsts) / counts
-        lasts = steps[firsts + counts - 1]
-        return list(zip(lasts.tolist(), means.tolist(), counts.tolist(), strict=True))
-
-    def _thinned(self, max_points: int) -> tuple[NDArray[Any], NDArray[Any], int]:
-        """Steps, values, and how many neighbours share a place: a power of two, so that the places
-        stay where they are while the curve grows."""
         import numpy as np
 
         # Copies: an array that numpy looks into could not grow in another thread.
         steps = np.frombuffer(self._steps.tobytes(), np.int64)
         values = np.frombuffer(self._values.tobytes(), np.float64)
         num, width = min(len(steps), len(values)), 1
-        # Two points a place, its lowest and highest, and the very last one.
-        while num > (max_points - 1) // 2 * width and num > max_points:
+        if not num:
+            return [], []
+        # A power of two, so that the places stay where they are while the curve grows.
+        while num > max_points and num > (max_points - 1) // 2 * width:
             width *= 2
-        return steps[:num], values[:num], width
+        values, firsts = values[:num], np.arange(0, num, width)
+        # The last place is filled with its last value, which comes before what fills it.
+        places = np.pad(values, (0, -num % width), mode="edge").reshape(-1, width)
+        extremes = np.concatenate([firsts + places.argmin(1), firsts + places.argmax(1), [num - 1]])
+        kept, lasts = np.unique(extremes), np.append(firsts[1:], num) - 1
+        counts = np.diff(lasts, prepend=-1)
+        means = _points(steps[lasts], np.add.reduceat(values, firsts) / counts)
+        return _points(steps[kept], values[kept]), [
+            (*mean, count) for mean, count in zip(means, counts.tolist(), strict=True)
+        ]
+
+
+def _points(steps: NDArray[Any], values: NDArray[Any]) -> list[Point]:
+    """In as many digits as pixels can show."""
+    return [(n, float(f"{v:.5g}")) for n, v in zip(steps.tolist(), values.tolist(), strict=True)]
 
 
 class Curves:
@@ -148,14 +136,17 @@ class Curves:
             if plot == "accuracy" and has_steps and not any(map(len, curves.values())):
                 continue
             name = _NAMES.get(plot, plot.removeprefix("metric:"))
-            points = {line: curve.points() for line, curve in curves.items()}
+            thinned = {line: curve.thinned() for line, curve in curves.items()}
+            points: dict[str, list[Any]] = {line: drawn for line, (drawn, _) in thinned.items()}
             highest = max((value for some in points.values() for _, value in some), default=0)
             # A user's function of the name of a share may count in percent already.
             is_part = plot != "loss" and is_share(name) and highest <= 1
             scale, words = (100, percent) if is_part else (1, figure)
-            lines[plot] = {line: _scaled(some, scale) for line, some in points.items()}
             if "raw" in curves:
-                lines[plot]["mean"] = _scaled(curves["raw"].means(), scale)
+                points["mean"] = thinned["raw"][1]
+            lines[plot] = points
+            if is_part:
+                lines[plot] = {line: _percents(some) for line, some in points.items()}
             title = short_name(name, _MAX_TITLE) + " (%)" * is_part
             looks.append(training_plot(plot, title, "%" * is_part, has_steps="raw" in curves))
             ringed = _best(plot, name, points["validation"], history)
@@ -178,8 +169,8 @@ class Curves:
         return {"plots": looks, "legend": entries, "axes": axes, "latest": latest}, lines
 
 
-def _scaled(points: list[Any], scale: float) -> list[Any]:
-    return [(step, scale * value, *rest) for step, value, *rest in points]
+def _percents(points: list[Any]) -> list[Any]:
+    return [(step, round(100 * value, 3), *rest) for step, value, *rest in points]
 
 
 def _best(plot: str, name: str, validations: list[Point], history: TrainingHistory) -> Point | None:

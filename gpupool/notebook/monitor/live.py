@@ -84,7 +84,7 @@ class LiveMonitor:
                 "buttons": _buttons(board, is_pressed=self._told == "stopping"),
             },
             gone={"header": header(board.lost, None, "", is_failed=True), "text": board.lost},
-            plots=json.dumps(picture.state_of(board), separators=(",", ":"), allow_nan=False),
+            plots=json.dumps(board.plots, separators=(",", ":"), allow_nan=False),
         )
         if now - self._output_at >= (OUTPUT_EVERY_S if self._live.is_seen else UNSEEN_EVERY_S):
             self._output_at = now

@@ -77,7 +77,7 @@ class LoopHistory:
         latest = {}
         for n, (title, names) in enumerate(groups.items()):
             curves = [self._curves.get(name, Curve()) for name in names]
-            lines[str(n)] = {str(k): curve.points() for k, curve in enumerate(curves)}
+            lines[str(n)] = {str(k): curve.thinned()[0] for k, curve in enumerate(curves)}
             values = [f"{name} {self.latest[name]:.4g}" for name in names if name in self.latest]
             latest[str(n)] = f"{title}: {', '.join(values)}"
         first, plan = self.first or 0, self.event.num_steps

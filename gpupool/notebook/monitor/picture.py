@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 
 from gpupool.notebook.monitor import plots
 from gpupool.notebook.monitor.board import Board, History, board_of
@@ -31,7 +30,7 @@ def history_html(history: History) -> str:
 def still_html(board: Board) -> str:
     """The picture that stays: its plots answer the pointer."""
     image = image_of(board)
-    state = markup.data_script(state_of(board), "gpupool-state") if image else ""
+    state = markup.data_script(board.plots, "gpupool-state") if image else ""
     end = plots_script("monitor.css")
     return _frame("gpupool-training", board, image + state, _element, end)
 
@@ -61,32 +60,8 @@ def _element(_name: str, inner: str, looks: str) -> str:
 
 def image_of(board: Board) -> str:
     """The plots as an image; "" without any point."""
-    if not any(any(lines.values()) for lines in board.lines.values()):
-        return ""
-    return plots.image(board.view, board.lines)
-
-
-def state_of(board: Board) -> dict[str, object]:
-    """What scripts make plots of (`static/plots.js`)."""
-    packed = {
-        plot: {name: _packed(points) for name, points in of_plot.items()}
-        for plot, of_plot in board.lines.items()
-    }
-    return {"view": board.view, "lines": packed}
-
-
-def _packed(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
-    """Points as columns, the steps as distances: half as long as pairs."""
-    if not points:
-        return []
-    steps, *columns = zip(*points, strict=True)
-    distances = [now - before for before, now in pairwise((0, *steps))]
-    return [distances, *([_short(value) for value in column] for column in columns)]
-
-
-def _short(value: float) -> float:
-    short = float(f"{value:.4g}")
-    return int(short) if short.is_integer() else short
+    has_any = any(any(lines.values()) for lines in board.plots["lines"].values())
+    return plots.image(**board.plots) if has_any else ""
 
 
 @functools.cache

@@ -103,13 +103,13 @@ class LiveHtml(anywidget.AnyWidget):
 
     def _receive(self, _widget: object, content: dict[str, Any], _buffers: object) -> None:
         """Handle a message from the browser, in a thread of the kernel's choice."""
-        press = str(content.get("press"))
+        press = content.get("press")
         if press == "hello":
             self.tell(answers=self._told["answers"] + 1)
-            return
-        # Before the lock, which a thread that sends may hold.
-        self._on_press(press, tuple(content.get("meant") or ()))
-        self.tell(presses=self._told["presses"] + 1)
+        elif isinstance(press, str):
+            # Before the lock, which a thread that sends may hold.
+            self._on_press(press, tuple(content.get("meant") or ()))
+            self.tell(presses=self._told["presses"] + 1)
 
 
 def button(press: str, label: str, *, title: str = "", looks: str = "", off: bool = False) -> str:

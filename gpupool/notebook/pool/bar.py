@@ -55,20 +55,14 @@ def bar_html(status: PoolStatus, part: Part) -> str:
     )
 
 
-def parts_of(status: PoolStatus, *, counts: bool = False) -> dict[str, str]:
-    """What the bar shows.
-
-    Args:
-        counts: it says when the pool stops, which would not stay true in a saved notebook.
-    """
+def parts_of(status: PoolStatus) -> dict[str, str]:
+    """What the bar shows. It stays true in a saved notebook: it counts down only near the end."""
     colour = edge = _COLOURS[status.state]
     notice = status.reason
     if status.stops_soon:
         notice = f"{notice}\nThe pool {countdown(status)}.".lstrip()
         edge = markup.AMBER if status.state == "idle" else edge
-    # A pool that works does not count down; a broken one does, as nobody can use it.
-    counts = counts and status.idle_left_s is not None and status.state in ("idle", "broken")
-    facts = _facts(status, countdown(status) if counts else _limit(status))
+    facts = _facts(status, _limit(status))
     head = (
         f'<span style="color:{colour}">●</span> <b>{escape(_title(status))}</b> '
         f'<span class="gpb-state" style="{_PILL};border-color:{colour}">{status.state}</span> '

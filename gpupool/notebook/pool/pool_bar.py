@@ -61,10 +61,7 @@ class PoolBar:
         self._lock = threading.Lock()
         self._places: list[Place] = []
         self._drawn: PoolStatus | None = None
-        self._num_cells = 0  # that have begun since
-        shell: Any = get_ipython()
-        self._events = shell.events
-        self._events.register("pre_run_cell", self._count_cell)
+        self._shell: Any = get_ipython()
         self.live = LiveHtml(lambda press, meant: self._presses.put((press, meant)))
         pool.add_listener(self.draw)
         threading.Thread(
@@ -75,9 +72,8 @@ class PoolBar:
         """One more bar, in the running cell."""
         with self._lock:
             self._places.append(place)
-            self._drawn = _lasting(status)
-            place.show(self._bundle(status))
-        self._tell(status, "")
+            self._drawn = None
+        self.draw(status)
 
     def draw(self, status: PoolStatus, note: str = "") -> None:
         """Bring all bars up to date: from any thread, at any rate.
@@ -104,23 +100,16 @@ class PoolBar:
 
         A cell may make many short ones: those that the page knew of are over when it is heard.
         """
-        return None if meant[:1] in ((), (self._num_cells,)) else meant[1:]
-
-    def close(self) -> None:
-        """Count cells no more."""
-        self._events.unregister("pre_run_cell", self._count_cell)
-
-    def _count_cell(self, _info: object) -> None:
-        self._num_cells += 1
+        return None if meant[:1] in ((), (self._shell.execution_count,)) else meant[1:]
 
     def _tell(self, status: PoolStatus, note: str) -> None:
         if status.state == "stopped":
             self.live.tell(parts={"buttons": "", "interrupt": ""}, still=self._bundle(status))
             return
         self.live.tell(
-            parts={**parts_of(status, counts=True), **_buttons(status, note)},
+            parts={**parts_of(status), **_buttons(status, note)},
             gone=parts_of(replace(status, state="stopped", reason=_GONE)),
-            meant=(self._num_cells, *status.calls),
+            meant=(self._shell.execution_count, *status.calls),
         )
 
     def _bundle(self, status: PoolStatus) -> dict[str, str]:
@@ -173,7 +162,6 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
             noted = pool.status().calls
             note = _act(pool, press, meant, bar)
             del pool
-    bar.close()
 
 
 def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:

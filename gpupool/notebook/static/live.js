@@ -180,7 +180,7 @@ function initialize({ model }) {
       pressed.clear();
       hint = "";
     }
-    if (news.plots) Object.assign(course, courseOf(news.plots));
+    if (news.plots) Object.assign(course, JSON.parse(news.plots));
     isNew ||= Boolean(news.plots);
     state = { ...state, ...news, parts: { ...state.parts, ...news.parts } };
     // The kernel does so too, but not in a page that was loaded again: that has forgotten the display.

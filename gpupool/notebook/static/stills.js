@@ -1,20 +1,6 @@
 // Plots from the state that a page keeps, in the place of the images of pictures that stay. It stands
 // after plots.js: alone in the script beside such an image, and before live.js.
 
-// Steps of the state are distances, and each column stands alone: that takes half the room.
-function unpacked([steps = [], ...columns]) {
-  let step = 0;
-  return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
-}
-
-function courseOf(state) {
-  const course = JSON.parse(state);
-  for (const lines of Object.values(course.lines)) {
-    for (const name in lines) lines[name] = unpacked(lines[name]);
-  }
-  return course;
-}
-
 // Folds what is around plots as the reader has folded it before, in this cell.
 function completeFrame(frame, course) {
   const { open } = keptOf(frame, course.view);
@@ -31,7 +17,7 @@ function exploreStills(style) {
   for (const data of document.querySelectorAll("script.gpupool-state")) {
     const host = data.parentElement, frame = host.closest(".gpm-frame");
     if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
-    const course = courseOf(data.textContent), root = element("div", "gpm-plots");
+    const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
     let next = 0;
     const soon = () => { next ||= requestAnimationFrame(() => { next = 0; plots.paint(); }); };
     const plots = explorer(root, course, soon, keptOf(host, course.view).chosen);

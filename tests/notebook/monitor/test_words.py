@@ -112,7 +112,7 @@ def views(history: TrainingHistory) -> dict[str, str]:
         "still": history_html(history),
         "text": training_text(history),
         "line": repr(history),
-        "state": json.dumps([board.view, board.lines], allow_nan=False),
+        "state": json.dumps(board.plots, allow_nan=False),
         "live": live_html(board, image_of(board), lambda _name, inner, _looks: inner),
         "result": result_html(result),
         "result as text": f"{result}\n{result.best!r}\n{result.warnings}",
@@ -169,7 +169,7 @@ def test_only_finite_points_of_a_loop_are_drawn() -> None:
     history = LoopHistory(news())
     history.add(news(1, 2))
     history.add(news(4))
-    assert board_of(history).lines == {
+    assert board_of(history).plots["lines"] == {
         "0": {"0": [(1, 1.0), (2, 0.5), (4, 0.25)], "1": []},
         "1": {"0": []},
         "2": {"0": []},
