@@ -13,10 +13,7 @@ from gpupool.check import cells
 from gpupool.core import errors
 from gpupool.core.machine.processes import versions
 
-STAGES = (
-    *("starter", "Python and versions", "GPUs", "address", "pairs of hosts", "group"),
-    *("all_reduce", "S3"),
-)
+STAGES = ("starter", "versions", "GPUs", "address", "pairs of hosts", "group", "all_reduce", "S3")
 _NUM_MIB = 64
 _PAGE = """import fsspec
 bucket, _, prefix = {place!r}.partition("/")

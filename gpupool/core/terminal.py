@@ -69,6 +69,7 @@ class DrawnLine:
 
         text = text[: width()]
         if self._bar is None:
+            _drawn.add(self)
             self._bar = tqdm(desc=text, bar_format="{desc}", file=self._stream, leave=False)
         else:
             self._bar.set_description_str(text)
@@ -77,12 +78,19 @@ class DrawnLine:
         """Wipe it."""
         if self._bar is not None:
             bar, self._bar = self._bar, None
+            _drawn.discard(self)
             bar.close()
+
+
+_drawn: set[DrawnLine] = set()
 
 
 @contextlib.contextmanager
 def cleared(stream: TextIO) -> Iterator[TextIO]:
-    """`stream`, for whole lines: what is drawn, also by tqdms of the user, makes room for them."""
+    """`stream`, for whole lines: what is drawn makes room for them."""
+    if not _drawn:  # each line of a flood would wait for tqdm's locks
+        yield stream
+        return
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=stream):

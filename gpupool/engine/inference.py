@@ -101,12 +101,7 @@ def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) 
     known = job.network and job.network.normalization
     scaling = Normalization(*known) if known else None
     with progress("samples", num_samples(job.dataset) or None, "samples", after_s=0.0) as bar:
-
-        def use_and_count(outputs: Any, share: Share) -> None:
-            use(outputs, share)
-            bar.advance(share.num_all)
-
-        each_share(model, job.dataset, world, job.options, use_and_count, scaling, form)
+        each_share(model, job.dataset, world, job.options, use, bar, scaling, form)
 
 
 def _check_rows(outputs: Any, num: int) -> None:

@@ -36,7 +36,7 @@ _SHOWN = (
         "training.history",
         "TrainingHistory",
         "monitor.picture.history_html",
-        "monitor.picture.training_text",
+        "monitor.board.training_text",
     ),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
     ("training.sweep.result", "SweepResult", "sweep_view.result_html", ""),

@@ -108,18 +108,18 @@ def _table(trials: Sequence[Trial], progress: SweepProgress) -> str:
 
 def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     """What a trial has reported, as a line: all have one axis of steps, each its own of values."""
-    curve = Curve(max_points=60)
+    curve = Curve()
     for step, value in trial.course:
-        if math.isfinite(value):
-            curve.add(step, value)
-    points = curve.points()
+        curve.add(step, value)
+    points, _ = curve.thinned(max_points=60)
     if not points:
         return NONE
-    high = curve.high if curve.high > curve.low else curve.low + (abs(curve.low) or 1)
+    low, high = (pick(value for _, value in points) for pick in (min, max))
+    high = high if high > low else low + (abs(low) or 1)
     x = svg.scale(svg.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
-    y = svg.scale(svg.Axis(curve.low, high), _HEIGHT - _EDGE, _EDGE)
+    y = svg.scale(svg.Axis(low, high), _HEIGHT - _EDGE, _EDGE)
     line = svg.polyline(points, x, y, 'stroke="currentColor"') + svg.markers(points[-1:], x, y)
-    label = f"{curve.count} reports, the last {measured(metric, points[-1][1])}"
+    label = f"{len(curve)} reports, the last {measured(metric, points[-1][1])}"
     return f'<div style="width:{_WIDTH}px">{svg.picture(line, _WIDTH, _HEIGHT, label)}</div>'
 
 

@@ -222,8 +222,8 @@ class TrainingHistory:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace so far; None where nobody knows, as while it stops or saves."""
-        if self.end or self.status == "stopping" or not 0 < self.progress < 1:
+        """Seconds left at the pace so far; None where nobody knows, as while it stops."""
+        if self.is_over or self.status == "stopping" or not 0 < self.progress < 1:
             return None
         return self.elapsed_s * (1 - self.progress) / self.progress
 

@@ -42,7 +42,7 @@ result = gpupool.sweep(objective, {"width": [16, 32, 64, 128, 256, 512]}, sample
 OUTPUT = ".jp-OutputArea-output"
 EDGES = """cell => [...cell.querySelectorAll('[style*="border-left:3px"]')]
     .map(block => getComputedStyle(block).borderLeftColor)"""
-FOCUSED = "() => document.activeElement?.closest('[class^=gpupool-interrupt]')"
+FOCUSED = "() => document.activeElement?.closest('[data-part=interrupt]')"
 AMBER = "rgb(191, 135, 0)"
 
 
@@ -57,7 +57,7 @@ def hang(page: Page, index: int) -> Locator:
 def ends_by_user(page: Page, index: int) -> None:
     page.wait_idle()
     page.wait_text(index, "2 interrupted")
-    assert page.cell(index).locator("button.gpb-button").count() == 0
+    assert page.cell(index).locator("button.gpl-button").count() == 0
     assert "Hang:" not in page.text(index)
 
 
@@ -97,7 +97,7 @@ def test_cells_as_they_run_and_end(lab: Lab, browser: Browser) -> None:
 
     lab.use_subshells(True)
     again = browser.open(lab, "cells.ipynb", app="notebook")
-    again.cell(0).locator(".gpb-buttons button").first.wait_for(timeout=60_000)
+    again.cell(0).locator(".gpupool-bar button").first.wait_for(timeout=60_000)
     button = hang(again, 1)
     button.focus()
     again.raw.wait_for_function(

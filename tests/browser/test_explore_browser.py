@@ -24,26 +24,23 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028"
 LIVE = """
-from gpupool.notebook.monitor.widget import TrainingMonitor
+from gpupool.notebook.monitor.live import LiveMonitor
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
-history, monitor = TrainingHistory(), TrainingMonitor()
-display(monitor)
+history = TrainingHistory()
 events = full_events()
 for event in [next(events) for _ in range(300)]:
     history.add(event)
-monitor.update(history)"""
+monitor = LiveMonitor(lambda: None, history)"""
 MORE = """
 for event in [next(events) for _ in range(100)]:
     history.add(event)
-monitor.update(history)
-monitor.send_state()"""
+monitor(history)"""
 STILL = """
-from IPython.display import HTML
-from gpupool.notebook.monitor.views import still_picture
+from gpupool.notebook.monitor.picture import history_html
 for event in events:
     history.add(event)
-display(still_picture(history), raw=True)"""
+display({"text/html": history_html(history)}, raw=True)"""
 
 
 def stopped_history(metric: str) -> TrainingHistory:
@@ -177,9 +174,9 @@ def test_in_jupyterlab_live_saved_trusted_and_not(lab: Lab, browser: Browser) ->
     live.drag(0.25, 0.5)
     live.root.get_by_role("slider").fill("10")
     shown = live.shown
-    points = int(live.canvas.nth(1).get_attribute("data-points") or 0)
+    label = live.canvas.nth(1).get_attribute("aria-label")
     page.run_cell(1)
-    page.wait_for(f"c => Number(c.dataset.points) > {points}", live.canvas.nth(1))
+    page.wait_for(f"c => c.getAttribute('aria-label') !== {label!r}", live.canvas.nth(1))
     page.wait_idle()
     assert (live.shown, live.root.get_by_role("slider").input_value()) == (shown, "10")
     assert not grave_faults(page, ".gpm")

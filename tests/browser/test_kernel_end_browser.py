@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 SETUP = """
 import os, threading, time
 from gpupool.core.wire.events import ProgressEvent
-from gpupool.notebook.monitor.views import WidgetView
+from gpupool.notebook.monitor.live import LiveMonitor
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run, full_events
 shown = []
@@ -29,8 +29,7 @@ def show(num_steps, aside=None):
         history.add(event)
     if aside:
         history.add(aside)
-    shown.append((WidgetView(lambda: None, history), history))
-    shown[-1][0](history)
+    shown.append(LiveMonitor(lambda: None, history))
 print(os.getpid())
 """
 # Each phase of a training stands still in a monitor of its own; the last one moves, and blocks.
@@ -38,16 +37,9 @@ PHASES = {
     "starting": 'show(0, aside=ProgressEvent("waiting for the ranks", 0, 0))',
     "training": "show(40)",
 }
-# Until each picture that is kept for a dead kernel is that of the newest step.
-KEPT = """
-for view, history in shown:
-    while f"step {len(history.steps)}," not in view.monitor.lost["data"]["text/plain"]:
-        if not history.steps:
-            break
-        time.sleep(0.02)
+MOVES = """
 run = Run(0.02, num_epochs=100)
-view = WidgetView(run.stop, run.history)
-run.add_listener(view)
+run.add_listener(LiveMonitor(run.stop, run.history))
 run.wait()"""
 BLOCKING = 1 + len(PHASES)
 MOVING = "canvas => Number(canvas.dataset.points) > 10"
@@ -58,17 +50,17 @@ def shows_the_end(page: Page, index: int, phase: str) -> None:
     page.cell(index).scroll_into_view_if_needed()
     said = "before the first step" if phase == "starting" else "at step 40"
     said = f"The kernel stopped {said}, and the training with it"
-    still = page.cell(index).locator(".gpupool-training", has_text=said)
+    still = page.cell(index).locator(".gpm", has_text=said)
     still.wait_for(timeout=60_000)
-    assert phase == "starting" or still.locator("svg, img").count() >= 1
-    assert page.cell(index).locator(".gpm, .gpm-stop").count() == 0
+    assert phase == "starting" or still.locator("canvas, img").count() >= 1
+    assert page.cell(index).locator("[data-press=stop]").count() == 0
 
 
 def test_a_kernel_that_is_killed_leaves_the_curves_of_each_phase(
     lab: Lab, browser: Browser
 ) -> None:
     name = "ends.ipynb"
-    page = browser.begin(lab, name, [SETUP, *PHASES.values(), KEPT], lent=False)
+    page = browser.begin(lab, name, [SETUP, *PHASES.values(), MOVES], lent=False)
     page.wait_text(0, re.compile(r"\d+"))
     pid = int(page.text(0))  # now: what is scrolled away has no text
     for index in range(1, BLOCKING):
@@ -84,7 +76,7 @@ def test_a_kernel_that_is_killed_leaves_the_curves_of_each_phase(
         shows_the_end(page, index, phase)
     page.cell(BLOCKING).scroll_into_view_if_needed()
     said = re.compile(r"The kernel stopped (at step|before)")
-    page.cell(BLOCKING).locator(".gpupool-training", has_text=said).wait_for(timeout=60_000)
+    page.cell(BLOCKING).locator(".gpm", has_text=said).wait_for(timeout=60_000)
 
     page.save()
     page.shut_kernel_down()

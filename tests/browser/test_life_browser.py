@@ -91,9 +91,10 @@ def test_a_page_reloaded_while_a_cell_blocks_can_stop_it_and_has_its_picture_the
     wait_for_points(page, page.cell(BLOCKING))
     page.save()
     page.reload()
-    # A page that is new learns of widgets from the kernel, which is busy.
+    # A page that is new learns of models from the kernel, which is busy: the file has its picture.
     cell = page.cell(BLOCKING)
-    cell.get_by_text("Loading widget").wait_for(timeout=60_000)
+    cell.locator(".gpm").wait_for(timeout=60_000)
+    assert cell.get_by_text("Loading widget").count() == 0
     page.interrupt()
     still = cell.locator(".gpupool-training")
     still.wait_for(timeout=60_000)

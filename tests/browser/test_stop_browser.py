@@ -93,7 +93,7 @@ def test_both_stop_buttons(
         index = 1 + 2 * number
         page.run_cell(index)
         # where the kernel does not hear it, the page presses the notebook's button a second later
-        wait_for_points(page, page.cell(index)).locator(".gpm-stop").click()
+        wait_for_points(page, page.cell(index)).locator("[data-press=stop]").click()
         is_stopped(page, index)
     index = 1 + 2 * (len(WAYS) + 2)
     if not subshells:
@@ -117,7 +117,7 @@ def hears_later(page: Page, index: int, lab: Lab) -> None:
     began, enough = lab.path("began"), lab.path("enough")
     # The page shows that a cell runs before it has sent it.
     until(began.exists, 20, "the cell runs")
-    monitor.locator(".gpm-stop").click()
+    monitor.locator("[data-press=stop]").click()
     monitor.get_by_text(BUSY).wait_for(timeout=60_000)
     enough.touch()
     monitor.get_by_text(BUSY).wait_for(state="detached", timeout=60_000)

@@ -82,7 +82,7 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
     ("code", "said"),
     [
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
-        ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
+        ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType, which is no data set"),
         ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be a finite number above 0"),
     ],
 )

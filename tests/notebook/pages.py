@@ -1,4 +1,4 @@
-"""What a page does with a model without a view that puts buttons into HTML of the notebook."""
+"""What a page does with live HTML: takes in news of its parts, and sends what is pressed."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ TIMEOUT_S = 30.0
 
 
 class Page:
-    """Follows the newest model and its HTML, and sends what is pressed.
+    """Follows the newest live HTML and its output, and sends what is pressed.
 
     Args:
-        trait: something that the model's first view has, and no other model's.
-        name: how the HTML is named.
         subshell: send from a subshell, as JupyterLab does: heard while a cell blocks.
     """
 
-    def __init__(self, kernel: Kernel, trait: str, name: str, subshell: bool = False) -> None:
+    def __init__(self, kernel: Kernel, subshell: bool = False) -> None:
         self._client = kernel.client
-        self._trait, self._name = trait, name
-        self._comm_id = ""
+        self._comm_id = self._display_id = ""
         self._subshell_id = self._new_subshell() if subshell else ""
-        self.view: dict[str, Any] = {}
-        self.status = ""
-        self.html = ""  # that was drawn last
-        self.is_closed = False
+        self.uid = ""
+        self.state: dict[str, Any] = {}
+        self.html = ""  # of its output, as it was drawn last
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The HTML of each part."""
+        found: dict[str, str] = self.state.get("parts", {})
+        return found
 
     def take(self, kind: str, content: dict[str, Any]) -> None:
         """Take in what the kernel publishes."""
-        state = content.get("data", {}).get("state", {})
-        if kind == "comm_open" and self._trait in state.get("view", {}):
-            self._comm_id, self.is_closed = content["comm_id"], False
-        if content.get("comm_id") == self._comm_id:
-            self.is_closed |= kind == "comm_close"
-            news = content.get("data", {}).get("content", {}).get("view", {})
-            self.view = {**state.get("view", self.view), **news}
-            self.status = state.get("status", self.status)
-        html = content.get("data", {}).get("text/html", "")
-        if self._name in html:
-            self.html = html
+        data = content.get("data", {})
+        state = data.get("state", {})
+        if kind == "comm_open" and "uid" in state:
+            self._comm_id, self.uid = content["comm_id"], state["uid"]
+            self.state = state["state"]
+        elif content.get("comm_id") == self._comm_id and data.get("method") == "custom":
+            news = data["content"]
+            self.state |= {**news, "parts": {**self.parts, **news.get("parts", {})}}
+        html, display_id = data.get("text/html", ""), content.get("transient", {}).get("display_id")
+        if self.uid and (f"gpl-{self.uid}" in html or display_id == self._display_id):
+            self.html, self._display_id = html, display_id
 
-    def send(self, press: str, view: dict[str, Any] | None = None) -> None:
-        """Tell the kernel, and what it means; an earlier `view` if the page knows no more."""
-        known = self.view if view is None else view
-        pressed = {"press": press, "meant": known.get("meant")}
-        data = {"method": "custom", "content": pressed}
+    def send(self, press: str, meant: Any = None) -> None:
+        """Tell the kernel, and what it means; something earlier if the page knows no more."""
+        known = self.state.get("meant") if meant is None else meant
+        data = {"method": "custom", "content": {"press": press, "meant": known}}
         content = {"comm_id": self._comm_id, "data": data}
         message = self._client.session.msg("comm_msg", content)
         if self._subshell_id:
@@ -65,7 +66,7 @@ class Page:
         """Read messages until something has come."""
         deadline = time.monotonic() + TIMEOUT_S
         while not until(self):
-            assert time.monotonic() < deadline, f"it did not come; the last view: {self.view}"
+            assert time.monotonic() < deadline, f"it did not come; the last state: {self.state}"
             try:
                 message = self._client.get_iopub_msg(timeout=0.2)
             except queue.Empty:

@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.formatting import shortened
 from gpupool.core.options.training_options import TrainingOptions
 
 NO_CLASS = -100  # of torch's cross_entropy
 LABELS = ("label", "labels", "target", "targets")  # what data sets and their columns call them
-_SHOWN = 5
 
 
 def is_stream(dataset: Any) -> bool:
@@ -49,9 +49,9 @@ def require_dataset(name: str, dataset: Any) -> None:
     if is_none or _is_a("DataLoader", dataset) or not (is_indexed or is_stream(dataset)):
         hint = f"gpupool.ImageDatastore({os.fspath(dataset)!r}) is one; " if is_text else ""
         raise TrainingError(
-            f"{name} is a {type(dataset).__name__}, and no data set: {hint}give a datastore, what "
-            "has len() and indexing, or an IterableDataset. Of a DataLoader give its `dataset`, "
-            "and its batch size, times the number of ranks, as the option batch_size."
+            f"{name} is a {type(dataset).__name__}, which is no data set: {hint}give a datastore, "
+            "what has len() and indexing, or an IterableDataset. Of a DataLoader give its "
+            "`dataset`, and its batch size, times the number of ranks, as the option batch_size."
         )
     if is_indexed and not is_stream(dataset) and len(dataset) == 0:
         raise TrainingError(f"{name} is empty.")
@@ -91,29 +91,14 @@ def labels_of(dataset: Any) -> Any:
     return None
 
 
-def _own(dataset: Any) -> list[Any]:
-    """The data sets that it is made of in the end; of others itself."""
-    parts = parts_of(dataset)
-    return [one for part in parts for one in _own(part)] if parts else [dataset]
-
-
 def class_names(dataset: Any) -> tuple[str, ...]:
     """The names of the classes by index, of a data set or what it is a part of; () if unknown.
 
-    Of several data sets one after the other: those of the one that knows all others'.
-
-    Raises TrainingError, naming the classes, if none of these does.
+    Of several data sets one after the other: the most names; `bound` tells if others have more.
     """
-    named = [names for one in _own(dataset) if (names := _own_names(one))]
-    most = max(named, key=len, default=())
-    for names in named:
-        if beyond := [name for name in names if name not in most]:
-            raise TrainingError(
-                f"the parts of the {type(dataset).__name__} have other classes: one knows "
-                f"{_some(most)}, another has {_some(beyond)}; make each know all of them, as "
-                "one.concat(another) of datastores does."
-            )
-    return most
+    if parts := parts_of(dataset):
+        return max(map(class_names, parts), key=len)
+    return _own_names(dataset)
 
 
 def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
@@ -146,15 +131,15 @@ def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
     used = [name for index, name in enumerate(own) if index in there]
     if unknown := [name for name in used if name not in names]:
         raise TrainingError(
-            f"{what} has classes that {whose} not know: {_some(unknown)}; those are "
-            f"{_some(names)}. Leave their samples out, or train with them."
+            f"{what} has classes that {whose} not know: {_listed(unknown)}; those are "
+            f"{_listed(names)}. Leave their samples out, or train with them."
         )
     if hasattr(dataset, "with_classes"):
         return dataset.with_classes(names)
     if any(own.index(name) != names.index(name) for name in used):
         raise TrainingError(
-            f"{what} counts its classes in another order ({_some(own)}) than {_some(names)}; give "
-            "it that order."
+            f"{what} counts its classes in another order ({_listed(own)}) than {_listed(names)}: "
+            "give it that order."
         )
     return dataset
 
@@ -176,9 +161,8 @@ def _own_names(dataset: Any) -> tuple[str, ...]:
     return words if is_named else ()
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+def _listed(names: Sequence[str]) -> str:
+    return shortened(", ".join(names), 100)
 
 
 def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:

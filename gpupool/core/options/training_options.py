@@ -160,7 +160,7 @@ class TrainingOptions(Options):
     metrics: Sequence[Any] | Mapping[str, Any] = option((), checks.one_or_several)
     """What validations measure beside the loss: names ("accuracy", "f1", "mean_iou" ...), functions
     (outputs, targets) -> mean, or torchmetrics objects; or a dict {output: one or several}."""
-    objective: str = option("loss", must(lambda one: isinstance(one, str), "give a metric's name."))
+    objective: str = "loss"
     """What is best: "loss", "accuracy" or the name of one of `metrics`, of validations."""
     keep: Literal["auto", "best", "last"] = option("auto")
     """Which weights the result has: "best" by `objective`, "last", or "auto": the best where there

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -33,20 +34,19 @@ _said: set[tuple[Path, str]] = set()
 
 
 @dataclass(frozen=True)
-class Cached:
-    """A `Source` that keeps what it reads in a cache of this host, of at most `limit_gib`.
+class Cache:
+    """Keeps what is read of sources on this host, of at most `limit_gib`.
 
-    The cache lies in a private folder below `folder`, or `cache_folder()`; make it a local disk.
-    It is shared by all processes of the user on the host, and stays when they end. It also leaves
-    5 % of the disk, or 2 GiB, to others. When it is full, nothing is added; if it is full when a
-    process comes to it, the half that was not used for longest makes room. If the disk cannot be
-    written to, or read, that is said once in the log, and reading continues without. A changed file
-    is read from the store again; one without a version (no ETag) always.
+    It lies in a private folder below `folder`, or `cache_folder()`; make it a local disk. It is
+    shared by all processes of the user on the host, and stays when they end. It also leaves 5 % of
+    the disk, or 2 GiB, to others. When it is full, nothing is added; if it is full when a process
+    comes to it, the half that was not used for longest makes room. If the disk cannot be written
+    to, or read, that is said once in the log, and reading continues without. A changed file is read
+    from the store again; one without a version (no ETag) always.
 
-    Raises OptionsError for a limit too small or infinite, DataError if the folder cannot be made.
+    Raises OptionsError for a limit too small or infinite.
     """
 
-    source: Source
     limit_gib: float
     folder: str | None = None
 
@@ -55,35 +55,25 @@ class Cached:
             raise OptionsError(
                 f"limit_gib={self.limit_gib} must be at least 1/64 (16 MiB), and finite"
             )
-        if isinstance(self.source, Cached):  # it gets the new limit and folder
-            object.__setattr__(self, "source", self.source.source)
         if self.folder is not None:  # an engine may have another working directory
             place = os.path.abspath(os.path.expanduser(self.folder))
             object.__setattr__(self, "folder", place)
 
-    @property
-    def shown_url(self) -> str:
-        """Where the files lie, as it may be printed."""
-        return self.source.shown_url
+    def open(self, source: Source) -> Path:
+        """Where it lies on this host. Raises DataError if its folder cannot be made."""
+        return _opened(self.folder, int(self.limit_gib * 2**30), source.shown_url)
 
-    def name(self, path: str) -> str:
-        """The printable URL of a file."""
-        return self.source.name(path)
-
-    def open(self) -> Path:
-        """Where the cache lies on this host. Raises DataError if its folder cannot be made."""
-        return _opened(self.folder, int(self.limit_gib * 2**30), self.shown_url)
-
-    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
-        """A whole file, or `length` bytes of it from `start`, from the disk or else the store.
-
-        Raises what the source raises.
-        """
+    def read(
+        self, source: Source, file: FileRef, start: int = 0, length: int | None = None
+    ) -> bytes:
+        """As `source.read`, from the disk or else the store. Raises what that raises."""
         if not file.version:
-            return self.source.read(file, start, length)
-        key = "\0".join(map(str, (self.name(file.path), file.size, file.version, start, length)))
-        limit = int(self.limit_gib * 2**30)
-        return kept(self.open(), limit, key, lambda: self.source.read(file, start, length))
+            return source.read(file, start, length)
+        place, limit = self.open(source), int(self.limit_gib * 2**30)
+        key = (source.name(file.path), file.size, file.version, start, length)
+        return kept(
+            place, limit, "\0".join(map(str, key)), partial(source.read, file, start, length)
+        )
 
 
 def kept(place: Path, limit: int, key: str, make: Callable[[], bytes]) -> bytes:

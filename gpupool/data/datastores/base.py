@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.cache import Cache
 from gpupool.data.datastores.check import CheckResult, check
 from gpupool.data.datastores.labels import among
 from gpupool.data.datastores.preview import Preview, make_preview
@@ -229,7 +229,7 @@ class Datastore(InParts):
         """The same samples, kept on the disk of each host after they were read first.
 
         The ranks of a host share it, and it stays for the next time, below `folder`, best on a
-        local disk, or `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cached`.
+        local disk, or `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cache`.
 
         Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
@@ -240,14 +240,11 @@ class Datastore(InParts):
                 "that one has changed; read it without cached()"
             )
 
-        found = []
-        for files in self.files:
-            sources = tuple(Cached(source, limit_gib, folder) for source in files.sources)
-            for source in sources:
-                # Now, so that a folder that cannot be made is an error of this call, not of a rank.
-                source.open()
-            found.append(replace(files, sources=sources))
-        return self._with(files=tuple(found))
+        cache = Cache(limit_gib, folder)
+        for source in self.sources:
+            # Now, so that a folder that cannot be made is an error of this call, not of a rank.
+            cache.open(source)
+        return self._with(files=tuple(replace(files, cache=cache) for files in self.files))
 
     def _row(self, index: int) -> int:
         return range(len(self))[index]

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpupool.data.cache.cache import Cache
 from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.interface import FileRef, Source
 
@@ -34,12 +36,14 @@ class Files:
             size in bytes, and where in a file of its source a part begins (0 for whole files).
         paths: of all files below their sources, as bytes, one after the other.
         ends: where in `paths` the one of each file ends.
+        cache: through which they are read, if they are.
     """
 
     sources: tuple[Source, ...]
     rows: NDArray[Any]
     paths: NDArray[np.uint8]
     ends: NDArray[np.int64]
+    cache: Cache | None = None
 
     @classmethod
     def of(
@@ -61,18 +65,20 @@ class Files:
     def read(self, row: int) -> bytes:
         """The contents of a file; raises what `Source.read` raises."""
         source, version, size, start = self.rows[row].tolist()
-        file = FileRef(self._path(row), size, version)
-        return self.sources[int(source)].read(file, start, size if start else None)
+        where, file = self.sources[int(source)], FileRef(self._path(row), size, version)
+        read = where.read if self.cache is None else partial(self.cache.read, where)
+        return read(file, start, size if start else None)
 
     def take(self, rows: Indices) -> Files:
         """These files, in that order."""
         paths, ends = self.paths.tobytes(), self.ends[rows].tolist()
         starts = np.append(0, self.ends)[rows].tolist()
         taken = [paths[start:end] for start, end in zip(starts, ends, strict=True)]
-        return Files(self.sources, self.rows[rows], *_packed(taken))
+        return Files(self.sources, self.rows[rows], *_packed(taken), self.cache)
 
     def join(self, other: Files) -> Files:
-        """The files of both; the same sources, as of parts of one datastore, are kept once."""
+        """The files of both, through our cache; the same sources, as of parts of one datastore,
+        are kept once."""
         sources, theirs = self.sources, other.rows
         if sources != other.sources:
             theirs = theirs.copy()
@@ -80,7 +86,7 @@ class Files:
             sources += other.sources
         paths = np.concatenate([self.paths, other.paths])
         ends = np.concatenate([self.ends, other.ends + len(self.paths)])
-        return Files(sources, np.concatenate([self.rows, theirs]), paths, ends)
+        return Files(sources, np.concatenate([self.rows, theirs]), paths, ends, self.cache)
 
     def _path(self, row: int) -> str:
         encoded = self.paths[self.ends[row - 1] if row else 0 : self.ends[row]]

@@ -89,6 +89,11 @@ class _Keyed(TorchFunctionMode):
         self._generators: dict[torch.device, torch.Generator] = {}
         self._default_device: torch.device | None = None
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn from torch."""
+        return bool(self._generators)
+
     # Every use of torch inside passes through here, so it does no more than it must.
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

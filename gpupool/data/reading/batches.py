@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.augmentation import generators, restore, seeded
@@ -73,6 +73,10 @@ class Rows:
         self.dataset = dataset
         self._is_ours = isinstance(dataset, Samples)
         self._num = len(dataset) if hasattr(dataset, "__len__") else 0
+        inner = dataset
+        while type(inner) is Subset:  # which has `__getitems__` in any case
+            inner = inner.dataset
+        self._gives_many = hasattr(inner, "__getitems__") and not self._is_ours
 
     def batch(self, indices: Indices, reading: Reading) -> Batch | None:
         """The samples as a batch; None if there are none.
@@ -89,14 +93,35 @@ class Rows:
             return Batch(inputs, targets, len(indices))
         before = generators() if reading.draw is not None else b""
         try:
-            samples = [self._sample(place, reading) for place in indices.tolist()]
+            places = indices.tolist()
+            many = self._many(places, reading) if self._gives_many else None
+            samples = [self._sample(place, reading) for place in places] if many is None else many
             return made(samples, indices, reading)
         finally:
             if before:
                 restore(before)
 
+    def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
+        """What the data set gives in one call, as those of Hugging Face do much quicker; None if
+        they must be read one by one."""
+        with seeded(reading.draw, places[0]) as draws:
+            before = generators()
+            try:
+                samples = list(self.dataset.__getitems__(list(map(self._row, places))))
+            except SampleError:
+                if not reading.skip:
+                    raise
+                return None
+            has_drawn = getattr(draws, "has_drawn", False) or generators() != before
+        # What one call draws for several samples is not that of each of them alone.
+        self._gives_many = reading.draw is None or not has_drawn
+        return samples if self._gives_many else None
+
+    def _row(self, place: int) -> int:
+        return place % self._num if self._num else place
+
     def _sample(self, place: int, reading: Reading) -> Any:
-        row = place % self._num if self._num else place
+        row = self._row(place)
         try:
             with seeded(reading.draw, place):
                 if not self._is_ours:

@@ -1,7 +1,7 @@
 """The workers that read a data set of the user's, by torch's DataLoader. Runs on engines; torch.
 
-They are forked, so a data set of any class is there as it is, and nothing of it is copied. A thread
-forks them and lives as long as they shall: with it, or with the rank, the kernel ends them.
+They are forked, so a data set of any class is there as it is, and nothing of it is copied. They are
+in the process group of the rank, which the starter kills when the rank has ended.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import pickle
 import signal
 import traceback
 import warnings
-import weakref
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -25,14 +24,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
-from gpupool.core.machine.processes import die_with
 from gpupool.data.reading.batches import Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads
 from gpupool.data.reading.trees import pinned
-from gpupool.data.stores.threads import start_threads
 
+_OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
@@ -46,15 +44,27 @@ class Workers:
         if said := little_shared_memory():
             raise DataError(f"{said} Or choose workers=0.", "shared memory")
         self._tasks: list[_Task] = []
-        begun: SimpleQueue[DataLoader[Any] | BaseException] = SimpleQueue()
-        end: SimpleQueue[None] = SimpleQueue()
-        answers = _Answers(dataset, collate)
-        start_threads("gpupool-workers", partial(_live, answers, num, self._tasks, begun, end))
-        self.close = weakref.finalize(self, end.put, None)
-        loader = begun.get()
-        if isinstance(loader, BaseException):
-            raise loader
-        self._loader = loader
+        with warnings.catch_warnings():
+            for expected in _EXPECTED:
+                warnings.filterwarnings("ignore", expected)
+            self._loader: DataLoader[Any] = DataLoader(
+                _Answers(dataset, collate),
+                batch_size=None,
+                sampler=self._tasks,
+                num_workers=num,
+                worker_init_fn=_begin,
+                multiprocessing_context="fork",
+                persistent_workers=True,
+                generator=torch.Generator(),  # the rank's own gives the noise of its steps
+            )
+            self._processes = iter(self._loader)._workers  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """End them, also those that hang."""
+        for process in self._processes:
+            process.terminate()  # to which torch's workers end at once, and well
+        for process in self._processes:
+            process.join(_END_S)
 
     def read(self, batches: Sequence[Indices], reading: Reading) -> Reads:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
@@ -71,8 +81,8 @@ class Workers:
                     "worker died",
                 ) from None
             batch = pickle.loads(sent)  # nosec B301 # from our own process
-            if isinstance(batch, BaseException):
-                raise batch
+            if isinstance(batch, _Raised):
+                raise batch.error()
             if batch is not None and reading.pin:
                 inputs, targets = pinned((batch.inputs, batch.targets))
                 batch = batch._replace(inputs=inputs, targets=targets)
@@ -99,44 +109,8 @@ def unread(dataset: Any) -> Any:
     return same
 
 
-def _live(
-    answers: _Answers,
-    num: int,
-    tasks: list[_Task],
-    begun: SimpleQueue[DataLoader[Any] | BaseException],
-    end: SimpleQueue[None],
-) -> None:
-    """Fork the workers, wait for the end, and end them."""
-    try:
-        with warnings.catch_warnings():
-            for expected in _EXPECTED:
-                warnings.filterwarnings("ignore", expected)
-            loader = DataLoader(
-                answers,
-                batch_size=None,
-                sampler=tasks,
-                num_workers=num,
-                worker_init_fn=partial(_begin, os.getpid()),
-                multiprocessing_context="fork",
-                persistent_workers=True,
-                generator=torch.Generator(),  # the rank's own gives the noise of its steps
-            )
-            workers = iter(loader)._workers  # type: ignore[attr-defined]
-    except BaseException as error:  # raised again in the thread that asks
-        begun.put(error)
-        return
-    begun.put(loader)
-    del loader  # whoever reads by it has it
-    end.get()
-    for worker in workers:
-        worker.terminate()  # to which torch's workers end at once, and well
-    for worker in workers:
-        worker.join(_END_S)
-
-
-def _begin(rank: int, worker: int) -> None:
+def _begin(worker: int) -> None:
     """What a worker does first."""
-    die_with(rank)
     # An interrupt of the terminal is meant for the notebook, which decides about the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Said for the user, tokenizers do not warn of the fork.
@@ -161,17 +135,46 @@ class _Answers(Dataset[Any]):
             except Exception:  # a class that only the notebook has
                 return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
-            return _packed(error)
+            return pickle.dumps(_Raised.of(error))
 
 
-def _packed(error: BaseException) -> bytes:
-    """An error, pickled, with a note of where it was raised."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    try:
-        error.add_note(f"A worker raised this:\n{where}")
-        sent = bytes(cloudpickle.dumps(error))
-        pickle.loads(sent)  # nosec B301 # made just now
-    except Exception:  # its class may want arguments of its own
-        words = "".join(traceback.format_exception_only(error)).strip()
-        sent = pickle.dumps(DataError(words, "worker"))
-    return sent
+class _Raised(NamedTuple):
+    """An error, pickled, and where it was raised: from the first frame on that is not ours.
+
+    Each place is a file, a function, a line and a module.
+    """
+
+    pickled: bytes
+    places: list[tuple[str, str, int, str]]
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Raised:
+        """As it was raised here."""
+        places: list[tuple[str, str, int, str]] = []
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code
+            if places or not code.co_filename.startswith(_OURS):
+                module = frame.f_globals.get("__name__", "")
+                places.append((code.co_filename, code.co_name, line, module))
+        try:
+            sent = bytes(cloudpickle.dumps(error))
+            pickle.loads(sent)  # nosec B301 # made just now
+        except Exception:  # its class may want arguments of its own
+            words = "".join(traceback.format_exception_only(error)).strip()
+            sent = bytes(cloudpickle.dumps(DataError(words, "worker")))
+        return cls(sent, places)
+
+    def error(self) -> BaseException:
+        """It, as if it had been raised here."""
+        error: BaseException = pickle.loads(self.pickled)  # nosec B301 # from our own process
+        found: TracebackType | None = None
+        for path, name, line, module in reversed(self.places):
+            code = compile("import sys\nframe = sys._getframe()", path, "exec")
+            in_line = b"\xef\0" * len(code.co_code)  # all of it, without a column
+            code = code.replace(
+                co_name=name, co_qualname=name, co_firstlineno=line, co_linetable=in_line
+            )
+            names: dict[str, Any] = {"__name__": module}
+            exec(code, names)  # noqa: S102 - our own line # nosec B102 # our own line
+            found = TracebackType(found, names["frame"], names["frame"].f_lasti, line)
+        return error.with_traceback(found)

@@ -48,8 +48,9 @@ def visible(files: Iterable[FileRef]) -> list[FileRef]:
     """Those of a listing, sorted by path, without hidden ones, below any name that starts with a
     dot, and what marks a folder: it is empty, and has no extension.
     """
-    return sorted(
-        file
-        for file in files
-        if "/." not in f"/{file.path}" and (file.size or "." in file.path.rpartition("/")[2])
-    )
+
+    def is_seen(path: str, size: int) -> bool:
+        is_hidden = path.startswith(".") or "/." in path
+        return not is_hidden and (size > 0 or "." in path.rpartition("/")[2])
+
+    return sorted(file for file in files if is_seen(file.path, file.size))

@@ -49,7 +49,7 @@ def stream_shares(
     loading = read_ahead(_shares(samples, options, world, reading), reading)
     with closing(loading):
         for share, checksum in awaited(loading):
-            _compare(share, checksum, world, epoch)
+            _compare(checksum, world, epoch)
             if share is not None:
                 yield share
             elif not samples_done:
@@ -112,11 +112,11 @@ def _shares(
             is_last=not ahead,
             part_sizes=sizes,
         )
-        yield share, _checksum(read)
+        yield share, _checksum(read, share.num_all, share.is_last)
 
 
-def _checksum(samples: list[Any]) -> int:
-    """Of the targets, which are small: in which order they came, and which.
+def _checksum(samples: list[Any], *of_batch: object) -> int:
+    """Of a batch and its targets, which are small: in which order they came, and which.
 
     Of samples that are no pairs, of all that is in them.
     """
@@ -126,18 +126,15 @@ def _checksum(samples: list[Any]) -> int:
     ]
     parts = [tensor.cpu().double().numpy().tobytes() for tensor in tensors(targets)]
     content = b"".join(parts) or repr(targets).encode()
-    return zlib.crc32(content) & 0xFFFFF  # so that sums of squares are exact
+    return zlib.crc32(content + repr(of_batch).encode()) & 0xFFFFF  # so that squares are exact
 
 
-def _compare(share: Share | None, checksum: int, world: World, epoch: int) -> None:
+def _compare(checksum: int, world: World, epoch: int) -> None:
     """Raises TrainingError, on every rank, if the ranks have not read the same."""
-    if world.size == 1:
-        return
-    own = (share.num_all, checksum, share.is_last) if share else (0, 0, True)
-    here = torch.tensor(own, dtype=torch.float64, device=world.device)
+    here = torch.tensor([checksum, checksum**2], dtype=torch.float64, device=world.device)
     # All are equal exactly if the variance is 0, which one sum over the ranks shows.
-    mean, square = (world.sum(torch.stack([here, here * here])) / world.size).tolist()
-    if any(m * m != s for m, s in zip(mean, square, strict=True)):
+    total, squares = world.sum(here).tolist()
+    if total**2 != squares * world.size:
         raise TrainingError(
             f"epoch {epoch}: the stream is not the same on every rank, in one batch other samples "
             "came, or more of them. Let it shuffle by the epoch (set_epoch) or by torch's random "

@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from gpupool.core.options.datasets import NO_CLASS, in_order
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.progress import Progress
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Skipped
-from gpupool.engine.batches.form import PLAIN, BatchForm, called
+from gpupool.engine.batches.form import BatchForm, called
 from gpupool.engine.batches.gathering import gathered
 from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
 from gpupool.engine.numerics.forward import autocast
-from gpupool.engine.numerics.losses import Loss, fits_first, fits_last
+from gpupool.engine.numerics.losses import Loss, fits_first
 
 
 def each_share(
@@ -29,13 +30,15 @@ def each_share(
     world: World,
     options: TrainingOptions,
     use: Callable[[Any, Share], object],
-    normalization: Normalization | None = None,
-    form: BatchForm = PLAIN,
+    bar: Progress,
+    normalization: Normalization | None,
+    form: BatchForm,
 ) -> None:
     """Call `use` with what the network gives for this rank's share of each batch, and the share.
 
     All samples come once, in order, and the network is in evaluation mode. What it gives for an
-    empty share is None: that holds a placeholder, which counts nowhere.
+    empty share is None: that holds a placeholder, which counts nowhere. `bar` counts the samples of
+    all ranks.
     """
     model.eval()
     # The same random numbers after every epoch, should its transform draw any.
@@ -51,6 +54,7 @@ def each_share(
                 with autocast(world.device, options.precision):
                     outputs = called(model, share.inputs)
             use(outputs, share)
+            bar.advance(share.num_all, and_tick=True)
 
 
 class Values(NamedTuple):
@@ -85,7 +89,7 @@ class Evaluation:
             return
         with autocast(self._world.device, self._options.precision):
             of_all = gathered(outputs, targets, num, self._world) if gathers else (outputs, targets)
-            mean_loss = self._loss(*of_all)
+            mean_loss = self._loss.mean(*of_all)
         if num:
             count = num if gathers else self._loss.num_counted(targets, num)
             correct = count_correct(self._loss, outputs, targets, num) or (0, 0)
@@ -111,15 +115,12 @@ def count_correct(
     """How many samples (or pixels) have their class right, and how many have one.
 
     Numbers are not read from the device. None where outputs are not (N, C, ...) and targets
-    integers (N, ...), and where that is not certain: with a loss of the user's, of outputs whose
-    last dimension could be the classes as well.
+    integers (N, ...).
     """
     outputs, targets = loss.scored(outputs, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return None
     if targets.is_floating_point() or not fits_first(outputs, targets):
-        return None
-    if not loss.is_of_classes and fits_last(outputs, targets):
         return None
     if targets.ndim == 1 and loss.ignored == NO_CLASS:  # as such a loss is over all samples
         return (outputs.detach().argmax(1) == targets).sum(), num_here

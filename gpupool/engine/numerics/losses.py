@@ -4,7 +4,7 @@ Ranks average their losses, each counted as often as what it is a mean over: so 
 from the targets alone, before the loss is.
 
     loss = make_loss("cross_entropy")
-    mean_loss = loss(outputs, targets)             # over this rank's share
+    mean_loss = loss.mean(outputs, targets)        # over this rank's share
     counted = loss.num_counted(targets, num_here)  # its samples; of masks, pixels that have a class
 """
 
@@ -49,18 +49,13 @@ class Loss:
     how much, of `targets` and the number of samples that are here: that number itself, or float64
     on the device, from which it is not read. `scored` gives the output and the targets that
     accuracy and metrics without a name of an output mean. `ignored` is the class in targets that
-    means none; `is_of_classes`: targets of whole numbers are certainly classes.
+    means none.
     """
 
     mean: Callable[[Any, Any], Tensor]
     num_counted: Callable[[Any, int], int | Tensor] = lambda targets, num_here: num_here
     scored: Callable[[Any, Any], tuple[Any, Any]] = _scored
     ignored: int = NO_CLASS
-    is_of_classes: bool = False
-
-    def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        """The mean over what counts."""
-        return self.mean(outputs, targets)
 
 
 def make_loss(
@@ -83,7 +78,7 @@ def make_loss(
         shifts = _predicts_next(model)
         scored = partial(_scores_and_labels, shifts=shifts)
         counts = partial(_counted, weight, shifts)
-        return Loss(_given_loss, counts, scored, is_of_classes=True)
+        return Loss(_given_loss, counts, scored)
     check_loss(loss)
     if weight is not None and (not callable(loss) or type(loss).__module__.startswith("torch.nn.")):
         raise TrainingError(
@@ -97,7 +92,7 @@ def make_loss(
         loss = loss.to(device)
     if type(loss) in _OF_CLASSES:
         mean = _ClassMean(loss, num_classes)
-        return Loss(mean, mean.num_counted, _scored_classes, mean.ignored, is_of_classes=True)
+        return Loss(mean, mean.num_counted, _scored_classes, mean.ignored)
     if type(loss) in _OF_NUMBERS:
         return Loss(partial(_of_numbers, loss))
     counts = partial(_counted, weight or "samples", _predicts_next(model))
@@ -109,7 +104,7 @@ def _nothing(outputs: Any, targets: Any) -> Tensor:
     return torch.zeros((), device="cpu" if first is None else first.device)
 
 
-NO_LOSS = Loss(_nothing, is_of_classes=True)
+NO_LOSS = Loss(_nothing)
 """Where only metrics are wanted."""
 
 

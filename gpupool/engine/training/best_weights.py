@@ -42,7 +42,7 @@ class BestWeights:
                 f"objective={run.options.objective!r} is not among what a validation gives here: "
                 f"{', '.join(values)}. Name it in metrics, or choose one of these."
             )
-        if not run.early_stopping.add_validation(event.step, values):
+        if not run.early_stopping.add_validation(values):
             return event
         if self._keeps_best:
             run.kept, run.kept_step = copied(run.evaluated.state_dict()), event.step

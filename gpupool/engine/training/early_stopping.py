@@ -24,10 +24,9 @@ class EarlyStopping:
         self.objective, self._patience = objective, patience
         self.best: dict[str, float] = {}
         """The values of the best validation; {} before the first that is no NaN."""
-        self.best_step = -1
         self._num_worse = 0
 
-    def add_validation(self, step: int, values: Mapping[str, float]) -> bool:
+    def add_validation(self, values: Mapping[str, float]) -> bool:
         """Add the values of a validation; whether they are the best so far."""
         new, old = values[self.objective], self.best.get(self.objective, math.nan)
         if math.isnan(new) or math.isnan(old):  # NaN is never better, any number is than NaN
@@ -36,7 +35,7 @@ class EarlyStopping:
             is_better = new < old if less_is_better(self.objective) else new > old
         self._num_worse = 0 if is_better else self._num_worse + 1
         if is_better:
-            self.best, self.best_step = dict(values), step
+            self.best = dict(values)
         return is_better
 
     @property
@@ -46,10 +45,9 @@ class EarlyStopping:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint; its keys are the file's format."""
-        return {"best": self.best, "best_step": self.best_step, "num_worse": self._num_worse}
+        return {"best": self.best, "num_worse": self._num_worse}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue another one; what it found best counts only by the same objective."""
         if self.objective in state["best"] or not state["best"]:
-            self.best, self.best_step = dict(state["best"]), state["best_step"]
-            self._num_worse = state["num_worse"]
+            self.best, self._num_worse = dict(state["best"]), state["num_worse"]

@@ -270,7 +270,7 @@ class _Training:
         Returns whether a checkpoint is due after this step.
         """
         run, reporter = self.run, self.run.reporter
-        if reporter.is_begun:
+        if reporter.sums.is_begun:
             self.decide(reporter.finish())
         if (run.step - 1) % REPORT_EVERY == 0:  # also where a second was over just then
             self.heed_callbacks()
@@ -278,7 +278,7 @@ class _Training:
         if is_needed or saves or run.stopped_by:
             self.decide(reporter.flush())
             self.heed_callbacks()
-        elif reporter.is_due:
+        elif reporter.sums.is_late:  # about a second is over, on every rank alike
             self.decide(reporter.flush())
         elif run.step % REPORT_EVERY == 0:
             reporter.begin()
@@ -320,14 +320,10 @@ class _Training:
             "validating", num_samples(validation), "samples",
             after_s=EVERY_S, draw=reporter.emit_progress,
         )  # fmt: skip
-
-        def add(outputs: Any, share: Share) -> None:
-            found.add(outputs, share)
-            bar.advance(share.num_all, and_tick=True)
-
         each_share(
-            run.evaluated, validation, run.world, run.options, add, run.normalization, self.form
-        )
+            run.evaluated, validation, run.world, run.options, found.add, bar, run.normalization,
+            self.form,
+        )  # fmt: skip
         event = reporter.end_validation(run.step, run.complete_epoch, found)
         reporter.last_validation = self.best.add_validation(event)
         reporter.emit(reporter.last_validation)

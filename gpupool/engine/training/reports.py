@@ -62,7 +62,7 @@ class Reporter:
         self.news: list[list[Any]] = []
         self.last_step: StepEvent | None = None
         self.last_validation: ValidationEvent | None = None
-        self._sums = Sums(world, REPORT_EVERY_S, REPORT_EVERY)
+        self.sums = Sums(world, REPORT_EVERY_S, REPORT_EVERY)
         self._steps: list[dict[str, Any]] = []  # not begun to be summed: number, epoch, times
         self._begun: list[dict[str, Any]] = []
         self._newest: StepEvent | None = None  # that was reported
@@ -78,27 +78,17 @@ class Reporter:
         """Note a step; nothing is read from the device yet."""
         one = metrics[0] if len(metrics) == 1 else _joined(metrics)
         counted = [one.num_correct, one.num_labeled, one.num_here]
-        self._sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
+        self.sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
         self._reads.add_skipped(share.skipped)
         at_s, wait_s = self.elapsed_s, share.wait_s
         self._steps.append(
             {"step": step, "epoch": epoch, "lr": lr, "elapsed_s": at_s, "data_wait_s": wait_s}
         )
 
-    @property
-    def is_due(self) -> bool:
-        """Whether about a second is over since the last report, on every rank alike."""
-        return self._sums.is_late
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is a report to `finish`."""
-        return self._sums.is_begun
-
     def begin(self) -> None:
         """Begin to sum the noted steps over the ranks; this waits for no rank and no device."""
         asked = [float(is_requested()) for is_requested in self.requests.values()]
-        self._sums.begin(*asked, *self._reads.numbers())
+        self.sums.begin(*asked, *self._reads.numbers())
         self._begun, self._steps = self._steps, []
 
     def finish(self) -> list[StepEvent]:
@@ -109,7 +99,7 @@ class Reporter:
 
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
-        rows, tail = self._sums.finish()
+        rows, tail = self.sums.finish()
         pairs = zip(self.requests, tail[:-NUM_READ], strict=True)
         self.requested = frozenset(name for name, number in pairs if number)
         steps, counting = [], []
@@ -127,7 +117,7 @@ class Reporter:
 
     def flush(self) -> list[StepEvent]:
         """Emit all noted steps; as `finish`."""
-        steps = self.finish() if self.is_begun else []
+        steps = self.finish() if self.sums.is_begun else []
         if self._steps:
             self.begin()
             steps += self.finish()

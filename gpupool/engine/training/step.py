@@ -163,7 +163,7 @@ class TrainingStep:
             halves = outputs, targets
             if run.options.gather:
                 halves = gathered(outputs, targets, num_here, run.world)
-            mean_loss = loss(*halves)
+            mean_loss = loss.mean(*halves)
         weight: float | Tensor = 1.0
         loss_count: int | Tensor = num_here
         if not run.options.gather:  # else each rank has the loss of the whole batch
@@ -184,16 +184,23 @@ class TrainingStep:
         which ranks add up, and so the last bit of a sum, depends on that: a training that is
         resumed makes that backward twice.
         """
-        run = self._run
+        run, used = self._run, set[int]()
+
+        def note(parameter: Tensor) -> None:
+            used.add(id(parameter))
+            parameter.grad = None  # memory may not do for all gradients beside those of DDP
+
+        trained = [one for one in run.model.parameters() if one.requires_grad]
+        hooks = [one.register_post_accumulate_grad_hook(note) for one in trained]
         with self._without_sync():
             self._forward_and_backward(share)
-        trained = (one for one in run.model.parameters() if one.requires_grad)
-        lacks = torch.tensor(float(any(one.grad is None for one in trained)))
+        for hook in hooks:
+            hook.remove()
+        lacks = torch.tensor(float(len(used) < len(trained)))
         if run.world.sum(lacks.to(run.world.device)).item():
             # Nothing may hold the first wrapper, or its hooks would still take gradients away.
             self._parallel = run.model
             self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
-        run.model.zero_grad(set_to_none=True)
         self._before.restore()
         if run.step:
             self._forward_and_backward(share)

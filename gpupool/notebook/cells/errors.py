@@ -8,8 +8,6 @@ from gpupool.core.errors import RankError, SpmdError
 from gpupool.notebook.page import ansi, markup
 from gpupool.spmd.output import normal
 
-_TITLE_CHARS = 160
-
 
 def errors_html(error: SpmdError | None) -> list[str]:
     """The rank that failed first, open; the others folded by equal traceback."""
@@ -67,4 +65,4 @@ def _without_title(error: RankError) -> str:
 
 def _headline(error: RankError) -> str:
     line = ansi.plain(error.evalue).strip().partition("\n")[0]
-    return line if len(line) <= _TITLE_CHARS else line[: _TITLE_CHARS - 1] + "…"
+    return line if len(line) <= 160 else line[:159] + "…"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -81,7 +80,9 @@ class Lines:
 
     def tail(self, count: int) -> list[tuple[tuple[int, ...], str]]:
         """The last lines, which stay."""
-        return copy.deepcopy(self).due(0.0, at_end=True)[-count:]
+        shown = Lines(())
+        shown._waiting = {rank: lines.copy() for rank, lines in self._waiting.items()}
+        return shown.due(0.0, at_end=True)[-count:]
 
     def bars(self) -> list[str]:
         """The unfinished lines as they look now, progress bars of one kind together."""

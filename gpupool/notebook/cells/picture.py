@@ -155,11 +155,12 @@ def _row(said: _Said) -> str:
 
 
 def _block(said: _Said, *, is_first: bool) -> str:
-    title, num_ranks = f"<b>{said.mark.rstrip()}</b> ", len(said.group.ranks)
-    if said.remark:
-        title += markup.badge(said.remark, said.colour)
-    elif num_ranks > 1:
-        title += markup.muted(f"identical on {num_ranks} ranks")
+    num_ranks, num_lines = len(said.group.ranks), said.group.text.count("\n") + 1
+    same = f"identical on {num_ranks} ranks" if num_ranks > 1 and not said.remark else ""
+    length = f"{number(num_lines)} lines" if num_lines > 1 else ""
+    notes = markup.muted(", ".join(filter(None, (same, length))))
+    remark = markup.badge(said.remark, said.colour) if said.remark else ""
+    title = f"<b>{said.mark.rstrip()}</b> {notes}{remark}"
     inner = markup.code_html(_lines_html(said))
     is_short = len(said.lines) <= OPEN_LINES
     return markup.bar(markup.fold_out(title, inner, is_open=is_first or is_short), said.colour)

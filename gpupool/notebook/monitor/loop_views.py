@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpupool.core.monitor_lines import MonitorLines
@@ -15,9 +14,8 @@ from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_reader, in_notebook
 
 if TYPE_CHECKING:
+    from gpupool.notebook.monitor.live import LiveMonitor
     from gpupool.notebook.monitor.loop_history import LoopHistory
-
-REDRAW_EVERY_S = 0.5
 
 
 class LoopViews:
@@ -31,24 +29,17 @@ class LoopViews:
     """
 
     def __init__(
-        self,
-        *,
-        beside: Place | None = None,
-        stop_wish: threading.Event | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, *, beside: Place | None = None, stop_wish: threading.Event | None = None
     ) -> None:
-        self._beside, self._clock = beside, clock
-        self._stop_wish = stop_wish
+        self._beside, self._stop_wish = beside, stop_wish
         self._is_over = False  # nobody calls `tick` any more: what still comes is shown at once
         # Two locks: `take` must not wait for a picture, or the ranks' output would wait as well.
         self._lock, self._showing = threading.Lock(), threading.RLock()
         self._bars = RankBars()
         self._new: list[MonitorEvent] = []
         self._histories: dict[int, LoopHistory] = {}
-        self._views: dict[int, Callable[[LoopHistory], None]] = {}
+        self._views: dict[int, LiveMonitor] = {}
         self._lines: dict[int, MonitorLines] = {}
-        self._drawn_at: dict[int, float] = {}
-        self._undrawn: set[int] = set()
 
     def take(self, events: Sequence[Event]) -> None:
         """Add what a rank has reported."""
@@ -59,40 +50,29 @@ class LoopViews:
             self.tick()
 
     def tick(self) -> None:
-        """Show what is new, if it is time."""
+        """Show what is new."""
         with self._showing:
-            self._show_new()
+            with self._lock:
+                new, self._new = self._new, []
+            for event in new:
+                if in_notebook():
+                    self._history_of(event).add(event)
+                if not in_notebook() or not has_reader():
+                    stream = sys.stdout if in_notebook() else sys.stderr
+                    self._lines.setdefault(event.number, MonitorLines(stream))(event)
+            for number in sorted({event.number for event in new} & self._histories.keys()):
+                self._show(number)
 
     def finish(self) -> None:
         """The cell is over: leave the last picture of each, and show at once what still comes."""
         with self._lock:
             self._bars.close()
         with self._showing:
-            self._show_new()
+            self.tick()
             for number, history in self._histories.items():
-                # Looked at before `end`, which makes every history one that is over.
-                is_shown = history.is_over and number not in self._undrawn
                 history.end()
-                if not is_shown:
-                    self._draw(number, self._clock())
+                self._show(number)
             self._is_over, self._stop_wish = True, None  # nobody is there to heed it
-
-    def _show_new(self) -> None:
-        with self._lock:
-            new, self._new = self._new, []
-        for event in new:
-            if in_notebook():
-                self._history_of(event).add(event)
-                self._undrawn.add(event.number)
-            if not in_notebook() or not has_reader():
-                stream = sys.stdout if in_notebook() else sys.stderr
-                self._lines.setdefault(event.number, MonitorLines(stream))(event)
-        now = self._clock()
-        for number in sorted(self._undrawn):
-            is_over = self._histories[number].is_over
-            # The last state is always drawn: nothing would draw it later.
-            if is_over or now - self._drawn_at.get(number, -REDRAW_EVERY_S) >= REDRAW_EVERY_S:
-                self._draw(number, now)
 
     def _history_of(self, event: MonitorEvent) -> LoopHistory:
         # imported here: a cell without a monitor is quicker
@@ -103,13 +83,12 @@ class LoopViews:
             self._histories[event.number] = LoopHistory(event, hears_stop=hears_stop)
         return self._histories[event.number]
 
-    def _draw(self, number: int, now: float) -> None:
-        from gpupool.notebook.monitor.views import WidgetView
+    def _show(self, number: int) -> None:
+        from gpupool.notebook.monitor.live import LiveMonitor
 
-        self._drawn_at[number] = now
-        self._undrawn.discard(number)
         history = self._histories[number]
-        if number not in self._views:
+        if number in self._views:
+            self._views[number](history)
+        else:
             wish = self._stop_wish or threading.Event()
-            self._views[number] = WidgetView(wish.set, history, Place(self._beside))
-        self._views[number](history)
+            self._views[number] = LiveMonitor(wish.set, history, Place(self._beside))

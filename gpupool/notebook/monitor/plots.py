@@ -20,16 +20,9 @@ FEW = 40  # of so few points a line would hardly be seen, of one not at all
 HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
 WIDTH, NARROW, HEIGHT, LEGEND = 660, 420, 252, 26  # of the only plot; of several, in two columns
 LEFT, RIGHT, TOP, BOTTOM, GAP = 46, 24, 38, 38, 18  # around the area of a plot; between two
-_COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a"}
 # mid-tones, as the page may be white or nearly black; their dashes differ too
-_OWN = [
-    ("#1a85d6", []),
-    ("#e0632a", [7, 3]),
-    ("#2da44e", [2, 3]),
-    ("#a855c7", [9, 3, 2, 3]),
-    ("#b58900", [4, 4]),
-    ("#12939a", [1, 4]),
-]
+_COLORS = ("#1a85d6", "#e0632a", "#2da44e", "#a855c7", "#b58900", "#12939a")
+_DASHES: tuple[list[int], ...] = ([], [7, 3], [2, 3], [9, 3, 2, 3], [4, 4], [1, 4])
 
 
 def _line(name: str, label: str, color: str, **look: Any) -> Style:
@@ -39,10 +32,10 @@ def _line(name: str, label: str, color: str, **look: Any) -> Style:
 
 def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style:
     """A plot of a training: each step, smoothed, and validations; or these alone, of a metric."""
-    color = _COLORS.get(name, "currentColor")
+    color = _COLORS[0 if name == "accuracy" else 1]
     lines = [
         _line("raw", "training", color, alpha=0.4, dots=1),
-        _line("mean", "training (smoothed)", color, width=2),
+        _line("mean", "smoothed", color, width=2),
         _line("validation", "validation", "currentColor", dash=[5, 4], dots=SEVERAL),
     ]
     return {"name": name, "title": title, "unit": unit, "lines": lines if has_steps else lines[2:]}
@@ -53,7 +46,7 @@ def own_plot(name: str, title: str, metrics: Sequence[str]) -> Style:
     lines = []
     for n, metric in enumerate(metrics):
         # A seventh line looks like the first: more than six in one plot nobody can tell apart.
-        color, dash = _OWN[n % len(_OWN)]
+        color, dash = _COLORS[n % len(_COLORS)], _DASHES[n % len(_DASHES)]
         lines.append(_line(str(n), metric, color, width=2, dash=dash, dots=FEW))
     return {"name": name, "title": title, "unit": "", "lines": lines}
 
@@ -137,10 +130,8 @@ def _plot(plot: Style, lines: dict[str, list[Any]], axes: dict[str, Any], right:
         # Within the area, so that it never meets the labels of axes and epochs.
         fits = at_x + 10 + svg.CHAR_WIDTH * len(label) < right
         left, anchor = (at_x + 8, "start") if fits else (at_x - 8, "end")
-        out += [
-            svg.ring(at_x, at_y),
-            svg.text(left, at_y + (20 if at_y < 24 else -12), label, anchor),
-        ]
+        top = at_y + (20 if at_y < 24 else -12)
+        out += [svg.ring(at_x, at_y), svg.text(left, top, label, anchor)]
     return "".join(out)
 
 

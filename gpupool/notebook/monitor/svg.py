@@ -15,8 +15,6 @@ from urllib.parse import quote
 Points = Sequence[tuple[float, float]]
 Scale = Callable[[float], float]
 
-LOG_FROM = 50  # times the median: what has a higher peak cannot be read on a linear axis
-MOST_BANDS = 12
 CHAR_WIDTH = 6.2  # pixels of 11, about
 # Of words in a picture, which cannot know whether the page is white or nearly black.
 INK = "#777777"
@@ -41,7 +39,7 @@ def value_axis(values: Iterable[float]) -> Axis:
     ordered = sorted(values)
     if not ordered:
         return nice_axis(0.0, 1.0)
-    if ordered[0] > 0 and ordered[-1] / LOG_FROM > ordered[len(ordered) // 2]:
+    if ordered[0] > 0 and ordered[-1] / 50 > ordered[len(ordered) // 2]:
         powers = _near([math.log10(value) for value in ordered], least=1.0)
         return log_axis(10 ** powers[0], 10 ** powers[-1])
     near = _near(ordered)
@@ -154,7 +152,7 @@ def epochs(per_epoch: int, end: int, bottom: float, x: Scale) -> str:
     None where nobody knows how long an epoch is, as of a stream.
     """
     count = math.ceil(end / per_epoch) if per_epoch else 0
-    size = math.ceil(nice_step(count, MOST_BANDS)) if count else 1
+    size = math.ceil(nice_step(count, 12)) if count else 1
     out = []
     for n, first in enumerate(range(0, count, size)):
         left, right = x(first * per_epoch), x((first + size) * per_epoch)

@@ -97,13 +97,9 @@ def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
     return {
         "started_at": history.start.started_at if history.start else 0.0,
         "elapsed_s": history.elapsed_s,
-        "remaining_s": _left_s(history),
+        "remaining_s": history.eta_s,
         "running": history.start is not None and not history.is_over,
     }
-
-
-def _left_s(history: TrainingHistory) -> float | None:
-    return None if history.is_over else history.eta_s
 
 
 def remaining(history: TrainingHistory) -> str:
@@ -115,7 +111,7 @@ def remaining(history: TrainingHistory) -> str:
     if aside is not None and aside.total:
         return done_of(aside.done, aside.total, aside.unit)
     parts = [f"{int(100 * history.progress)} %"] if history.num_steps else []
-    left = _left_s(history)
+    left = history.eta_s
     if left is not None:
         parts.append(f"about {duration(left)} left" if left >= 10 else "less than 10 s left")
     return " · ".join(parts)
@@ -181,7 +177,7 @@ def _results(history: TrainingHistory) -> Rows:
 
 
 def _progress(history: TrainingHistory) -> Rows:
-    start, left = history.start, _left_s(history)
+    start, left = history.start, history.eta_s
     epoch = history.steps[-1].epoch if history.steps else 0
     rate = f"{number(history.throughput)} {start.unit if start else 'samples'}/s"
     return [

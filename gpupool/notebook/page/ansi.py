@@ -8,6 +8,7 @@ from gpupool.core.terminal import CODES
 from gpupool.notebook.page import markup
 
 _MAX_NUMBERS = 32  # in one code
+_LOOKS = {1: {"font-weight": "bold"}, 4: {"text-decoration": "underline"}}
 _COLOURS = {
     0: "#57606a",  # black
     1: "#cf222e",  # red
@@ -60,30 +61,22 @@ def _style(codes: str, style: str) -> str:
     numbers = [int(code[:9] or 0) for code in codes.split(";", _MAX_NUMBERS)[:_MAX_NUMBERS]]
     while numbers:
         number = numbers.pop(0)
-        if number in (38, 48):  # one of 256 colours, which IPython's themes use, or any
-            colour = _of_many(numbers)
-            if colour and number == 38:
-                parts["color"] = markup.ink(colour)
-            elif colour:
-                parts["background"] = _ground(colour)
-        elif number == 0:
+        tens = number // 10
+        if number == 0:
             parts.clear()
-        elif number == 1:
-            parts["font-weight"] = "bold"
-        elif number == 4:
-            parts["text-decoration"] = "underline"
-        elif 30 <= number <= 37 or 90 <= number <= 97:
-            parts["color"] = markup.ink(_COLOURS[number % 10])
-        elif 40 <= number <= 47 or 100 <= number <= 107:
-            parts["background"] = _ground(_COLOURS[number % 10])
+        elif number in _LOOKS:
+            parts |= _LOOKS[number]
         elif number in (39, 49):
             parts.pop("color" if number == 39 else "background", None)
+        elif tens in (3, 4, 9, 10):
+            # 38 and 48 are one of 256 colours, which IPython's themes use, or any
+            is_other = number in (38, 48)
+            colour = _of_many(numbers) if is_other else _COLOURS.get(number % 10)
+            if colour and tens in (3, 9):
+                parts["color"] = markup.ink(colour)
+            elif colour:  # the page's own ink stays readable on it, on light and dark
+                parts["background"] = f"color-mix(in srgb,{colour} 35%,transparent)"
     return ";".join(f"{key}:{value}" for key, value in parts.items())
-
-
-def _ground(colour: str) -> str:
-    """A colour behind text, of which the page's own ink stays readable, on light and dark."""
-    return f"color-mix(in srgb,{colour} 35%,transparent)"
 
 
 def _of_many(numbers: list[int]) -> str:

@@ -11,8 +11,6 @@ import functools
 import sys
 from typing import Any
 
-_CONSOLES = ("jupyter-console", "jupyter_console")
-
 
 def in_notebook() -> bool:
     """Whether displays can be drawn again here.
@@ -66,4 +64,4 @@ def _started_by_console() -> bool:
         words = parent.cmdline() if parent is not None else []
     except psutil.Error:  # it has ended, or is not to be looked at
         return False
-    return any(name in word for word in words for name in _CONSOLES)
+    return any("jupyter-console" in word.replace("_", "-") for word in words)

@@ -24,15 +24,6 @@ CARD = (
 MAX_LINES = 40  # of a text that is shown at full length
 GREEN, AMBER, RED, GREY = "#2da44e", "#bf8700", "#cf222e", "#8c959f"
 _STATIC = Path(__file__).parents[1] / "static"
-# Of a script: what stays as it is, comments, line ends with their blanks, blanks around signs.
-_SCRIPT = re.compile(
-    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`(?:\\.|[^`\\])*`)|//.*|\s*(\n)\s*"""
-    r"| *([=<>?:,;{}()&|*!]) *"
-)
-_LINE_ENDS = re.compile(
-    r"\n+(?=[})\].?:&|\n])|(?<=[{(\[,;=>:?&|\n])\n+"
-)  # where a statement continues
-_STYLE = re.compile(r"/\*[\s\S]*?\*/\s*|(?<=[{};,])\s+|\s+(?=[{}])|(?<=:) ")
 
 
 def ink(colour: str) -> str:
@@ -106,25 +97,18 @@ def static_text(*names: str) -> str:
     return "\n".join((_STATIC / name).read_text("utf-8") for name in names)
 
 
-def compact_script(script: str) -> str:
-    """A script without comments and blanks that mean nothing, for pages that are kept.
-
-    In ours regular expressions have no blanks and quotes, and templates none within them.
-    """
-    dense = _SCRIPT.sub(lambda found: "".join(group or "" for group in found.groups()), script)
-    return _LINE_ENDS.sub("", dense)
-
-
 def compact_style(style: str) -> str:
-    """The same of a style sheet."""
-    return _STYLE.sub("", style)
+    """A style sheet without comments and line ends, for pages that are kept."""
+    return re.sub(r"/\*.*?\*/|\n\s*", "", style, flags=re.DOTALL)
 
 
 def packed_script(script: str) -> str:
     """A script that a page unpacks and runs, a third as long; it needs nothing from elsewhere."""
+    lines = (line.strip() for line in script.splitlines())
+    dense = "\n".join(line for line in lines if line and not line.startswith("//"))
     # As an element, not by `eval`: pages that allow the one may forbid the other. No time is in it,
     # so that a notebook that is run again differs only where its results do.
-    packed = b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+    packed = b64encode(gzip.compress(dense.encode(), mtime=0)).decode()
     return (
         "<script>(async()=>{const packed=Uint8Array.from(atob("
         f'"{packed}"),(c)=>c.charCodeAt(0));'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from html import escape
-from typing import TextIO
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -17,6 +17,9 @@ from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import in_notebook, log_line
 
+if TYPE_CHECKING:
+    from gpupool.notebook.page.cell_output import Place
+
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
 
@@ -24,114 +27,73 @@ def open_drawing(course: Course) -> Drawing | None:
     """What draws `course` here; None where nothing is to move."""
     if in_notebook():
         return NotebookBar()
-    return TerminalLine(sys.stderr) if has_cursor(sys.stderr) else None
+    if not has_cursor(sys.stderr):
+        return None
+    line = DrawnLine(sys.stderr)
+    return lambda one: line.close() if one.is_over else line.draw(bar_text(one, width()))
 
 
 class NotebookBar:
-    """A bar below the cell; at the end nothing is seen of it."""
+    """A bar below the cell; at the end nothing is seen of it.
 
-    def __init__(self) -> None:
+    Args:
+        place: of what comes after it, and takes it at the end.
+    """
+
+    def __init__(self, place: Place | None = None) -> None:
         from gpupool.notebook.page.cell_output import Place  # with IPython: see front_end.py
 
-        self._place = Place()
+        self._place, self._leaves = place or Place(), place is None
         self._place.bind()
         self._drawn: dict[str, str] = {}
         self._line = ""
 
     def __call__(self, course: Course) -> None:
-        """Draw it, if it looks other than before."""
+        """Draw it, if it looks other than before: each drawing is a message."""
+        if course.is_over and not self._leaves:
+            return
         bundle = {"text/html": bar_html(course), "text/plain": bar_text(course)}
-        # Each drawing is a message to the front end.
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
-        line = _what(course)
-        if line != self._line:  # numbers alone are no news for a log
-            self._line = line
-            log_line(line)
-
-
-class TerminalLine:
-    """A line that is drawn over itself, and wiped at the end."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._line = DrawnLine(stream)
-
-    def __call__(self, course: Course) -> None:
-        """Draw it."""
-        if course.is_over:
-            self._line.close()
-        else:
-            self._line.draw(bar_text(course, width()))
+        if _what(course) != self._line:  # numbers alone are no news for a log
+            self._line = _what(course)
+            log_line(self._line)
 
 
 def bar_text(course: Course, width: int | None = None) -> str:
     """The course in one line, as tqdm writes it, of `width` characters.
 
-    For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end "".
+    For example "Listing: 12000 files [00:03, 4000.00 files/s]"; at its end "".
     """
-    if course.is_over:
-        return ""
-    what = _what(course)
-    if not _has_numbers(course):
-        return f"{what} [{tqdm.format_interval(course.elapsed_s)}]"
-    bar = "{l_bar}{bar}| " if course.total else "{desc}: "
-    return _meter(course, bar + _numbers(course), what, width)
+    return "" if course.is_over else _meter(course, _what(course), width=width)
 
 
 def bar_html(course: Course) -> str:
     """The course as HTML: a bar and its numbers; at its end nothing that is seen."""
     if course.is_over:
         return f'<div class="{CLASS}"></div>'
-    what = _what(course)
-    bar = ""
+    what, bar, form = escape(_what(course)), "", None
     if course.total:  # else it would only move, and start again with every drawing
-        share = min(1.0, course.done / course.total)
+        form = "{percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
         style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
+        share = min(1.0, course.done / course.total)
         bar = (
-            f'<progress value="{share:.3f}" max="1" aria-label="{escape(what)}" style="{style}">'
-            "</progress>"
+            f'<progress value="{share:.3f}" max="1" aria-label="{what}" style="{style}"></progress>'
         )
-        numbers = _meter(course, "{percentage:.0f} % · " + _numbers(course), "")
-    elif _has_numbers(course):
-        numbers = _meter(course, _numbers(course), "")
-    else:
-        numbers = f"[{tqdm.format_interval(course.elapsed_s)}]"
-    return (
-        f'<div class="{CLASS}" style="{markup.FONT};font-variant-numeric:tabular-nums">'
-        f"{escape(what)} {bar} {escape(numbers)}</div>"
-    )
+    numbers = escape(_meter(course, "", form))
+    style = f"{markup.FONT};font-variant-numeric:tabular-nums"
+    return f'<div class="{CLASS}" style="{style}">{what} {bar} {numbers}</div>'
 
 
 def _what(course: Course) -> str:
     return f"{course.what} ({course.note})" if course.note else course.what
 
 
-def _has_numbers(course: Course) -> bool:
-    """Whether there is more to show than the time: a store may report its files all at once."""
-    return course.total is not None or bool(course.unit and course.done)
-
-
-def _numbers(course: Course) -> str:
-    """tqdm's format of what stands right of the bar."""
-    left = "<{remaining}" if course.total else ""
-    # tqdm formats the result once more.
-    count = _count(course, course.total).replace("{", "{{").replace("}", "}}")
-    return f"{count} [{{elapsed}}{left}, {{rate_fmt}}]"
-
-
-def _count(course: Course, total: int | None) -> str:
-    """ "1,200 of 5,000 files" or "1.2 of ..." of bytes."""
-    if course.unit == BYTES:
-        done, of = (tqdm.format_sizeof(n, "B") for n in (course.done, total or 0))
-    else:
-        done, of = f"{course.done:,}", f"{total or 0:,}"
-    unit = "" if course.unit in ("", BYTES) else f" {course.unit}"
-    return f"{done} of {of}{unit}" if total is not None else f"{done}{unit}"
-
-
-def _meter(course: Course, bar_format: str, what: str, width: int | None = None) -> str:
-    unit = BYTES if course.unit == BYTES else f" {course.unit}".rstrip()
+def _meter(course: Course, what: str, form: str | None = None, width: int | None = None) -> str:
+    # A store may report its files all at once: then there is only the time to show.
+    if course.total is None and not (course.unit and course.done):
+        return f"{what} [{tqdm.format_interval(course.elapsed_s)}]".strip()
     line: str = tqdm.format_meter(
         course.done,
         course.total,
@@ -139,8 +101,8 @@ def _meter(course: Course, bar_format: str, what: str, width: int | None = None)
         ncols=width,
         prefix=what,
         ascii=True,  # any terminal has these
-        unit=unit,
-        unit_scale=True,
-        bar_format=bar_format,
+        unit=BYTES if course.unit == BYTES else f" {course.unit}".rstrip(),
+        unit_scale=course.unit == BYTES,
+        bar_format=form,
     )
-    return line.rstrip()
+    return line.strip()

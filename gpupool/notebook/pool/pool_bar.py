@@ -1,56 +1,44 @@
-"""The bars of a pool in a notebook: still HTML, and what brings it to life. Runs on the client.
-
-The HTML is what a saved notebook keeps. A model without a view (`pool_buttons.py`,
-`static/pool_bar.js`) puts buttons and the countdown into it.
-"""
+"""The bars of a pool in a notebook: HTML that stays, and what brings it to life. Client."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import queue
-import secrets
 import threading
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
-from IPython.display import display
 
 from gpupool.core.errors import GpuPoolError
-from gpupool.notebook.pool.bar import bar_of, status_html, status_text
+from gpupool.notebook.page.cell_output import Place
+from gpupool.notebook.pool.bar import bar_html, parts_of, status_html, status_text
 from gpupool.pool import session
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
-    from gpupool.notebook.pool.pool_buttons import Meant
+    from gpupool.notebook.page.live_html import Meant
     from gpupool.pool.pool import Pool
 
-    Press = tuple[str, Meant]
-
-SHUT_DOWN = "shut down with the button of its bar"
-
-_LOOK_S = 0.5  # how often the state of the pool is looked at while a page shows it
-_LOOK_UNSEEN_S = 5.0  # ... and while none does
-
-_INTERRUPTED = "Interrupted; waiting until the ranks have ended."
-_TOO_LATE = "It had already finished; nothing was interrupted."
+_SHUT_DOWN = "shut down with the button of its bar"
+_GONE = "The kernel of this notebook has ended, and the pool with it."
+_LOOK_S = 0.5  # how often the state of the pool is looked at
 
 # Weak: a bar must not keep a pool alive that nobody has any more.
 _bars: weakref.WeakKeyDictionary[Pool, PoolBar] = weakref.WeakKeyDictionary()
 
 
-def show(pool: Pool, handle: Any = None) -> None:
+def show(pool: Pool, place: Place | None = None) -> None:
     """Show the bar of `pool` as an output of the running cell, in a notebook.
 
     Args:
-        handle: of a display whose place it takes.
+        place: an output whose place it takes.
     """
     bar = _bars.get(pool)
     if bar is None:
         bar = _bars[pool] = PoolBar(pool)
-    bar.show(pool.status(), handle)
+    bar.show(pool.status(), Place() if place is None else place)
 
 
 def interrupt_button() -> str:
@@ -60,81 +48,101 @@ def interrupt_button() -> str:
     """
     pool = session.find()
     bar = _bars.get(pool) if pool is not None else None
-    return f'<span class="gpupool-interrupt-{bar.uid}"></span>' if bar else ""
-
-
-def load() -> None:
-    """Import what a bar needs, ipywidgets too; nothing where that is done."""
-    importlib.import_module("gpupool.notebook.pool.pool_buttons")
+    return bar.live.part("interrupt", is_live=True) if bar else ""
 
 
 class PoolBar:
     """All bars of one pool; they always show the same."""
 
     def __init__(self, pool: Pool) -> None:
-        from gpupool.notebook.pool.pool_buttons import PoolButtons
+        from gpupool.notebook.page.live_html import LiveHtml
 
-        self.uid = secrets.token_hex(4)
-        self._presses: queue.SimpleQueue[Press] = queue.SimpleQueue()
+        self._presses: queue.SimpleQueue[tuple[str, Meant]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._handles: dict[str, Any] = {}
+        self._places: list[Place] = []
         self._drawn: PoolStatus | None = None
-        self.num_cells = 0  # that have begun since
-        shell: Any = get_ipython()
-        self._events = shell.events
-        self._events.register("pre_run_cell", self._count_cell)
-        self.buttons = PoolButtons(self.uid, lambda press, meant: self._presses.put((press, meant)))
+        self._shell: Any = get_ipython()
+        self.live = LiveHtml(lambda press, meant: self._presses.put((press, meant)))
         pool.add_listener(self.draw)
         threading.Thread(
             target=_live, args=[weakref.ref(pool), self], name="gpupool-bar", daemon=True
         ).start()
 
-    def show(self, status: PoolStatus, handle: Any = None) -> None:
+    def show(self, status: PoolStatus, place: Place) -> None:
         """One more bar, in the running cell."""
         with self._lock:
-            bundle = self._bundle(status)
-            if handle is None:
-                # One display id for all bars of the pool: an update reaches each of them.
-                handle = display(bundle, raw=True, display_id=f"gpupool-bar-{self.uid}")
-            else:
-                handle.update(bundle, raw=True)
-            self._handles[handle.display_id] = handle
-            self._drawn = status
-        self._tell(status, "")
+            self._places.append(place)
+            self._drawn = None
+        self.draw(status)
 
     def draw(self, status: PoolStatus, note: str = "") -> None:
         """Bring all bars up to date: from any thread, at any rate.
 
-        That a cell runs is not drawn into the HTML, where it would stay in the saved notebook;
+        That a cell runs is not drawn into the outputs, where it would stay in the saved notebook;
         that it does not run any more is.
         """
         with self._lock:
-            still = replace(status, state="idle") if status.state == "busy" else status
-            if self._drawn is None or _lasting(still) != _lasting(self._drawn):
-                self._drawn = still
-                for handle in self._handles.values():
-                    handle.update(self._bundle(still), raw=True)
+            if _lasting(status) != self._drawn:
+                self._drawn = _lasting(status)
+                for place in self._places:
+                    place.show(self._bundle(status))
         self._tell(status, note)
 
-    def next_press(self) -> Press:
+    def next_press(self) -> tuple[str, Meant]:
         """The button that has been pressed; "" when it is time to look at the pool again."""
         try:
-            return self._presses.get(timeout=_LOOK_S if self.buttons.is_seen else _LOOK_UNSEEN_S)
+            return self._presses.get(timeout=_LOOK_S)
         except queue.Empty:
-            return "", None
+            return "", ()
 
-    def close(self) -> None:
-        """Count cells no more."""
-        self._events.unregister("pre_run_cell", self._count_cell)
+    def calls(self, meant: Meant) -> tuple[int, ...] | None:
+        """Which calls to interrupt; None: whichever run, as no cell has begun since the press.
 
-    def _count_cell(self, _info: object) -> None:
-        self.num_cells += 1
+        A cell may make many short ones: those that the page knew of are over when it is heard.
+        """
+        return None if meant[:1] in ((), (self._shell.execution_count,)) else meant[1:]
 
     def _tell(self, status: PoolStatus, note: str) -> None:
-        self.buttons.tell(bar_of(status), note, (self.num_cells, *status.calls))
+        if status.state == "stopped":
+            self.live.tell(parts={"buttons": "", "interrupt": ""}, still=self._bundle(status))
+            return
+        self.live.tell(
+            parts={**parts_of(status), **_buttons(status, note)},
+            gone=parts_of(replace(status, state="stopped", reason=_GONE)),
+            meant=(self._shell.execution_count, *status.calls),
+        )
 
     def _bundle(self, status: PoolStatus) -> dict[str, str]:
-        return {"text/plain": status_text(status), "text/html": status_html(status, self.uid)}
+        if status.state == "stopped":
+            html = status_html(status)
+        else:
+            html = bar_html(_idle(status), self._part)
+        return {"text/plain": status_text(_idle(status)), "text/html": html}
+
+    def _part(self, name: str, inner: str) -> str:
+        return self.live.part(name, inner, is_live=name == "buttons")
+
+
+def _idle(status: PoolStatus) -> PoolStatus:
+    return replace(status, state="idle") if status.state == "busy" else status
+
+
+def _lasting(status: PoolStatus) -> PoolStatus:
+    """A status without what changes every moment."""
+    return replace(_idle(status), idle_left_s=float(status.stops_soon), calls=())
+
+
+def _buttons(status: PoolStatus, note: str) -> dict[str, str]:
+    """Those of the bar, and the one beside a cell that hangs."""
+    from gpupool.notebook.page.live_html import button, hint
+
+    is_busy, said = status.state == "busy", hint(note)
+    title = "Interrupt what runs on the ranks; variables are kept"
+    stop = button("stop", "Shut down", title="End every process of the pool", looks="gpl-grave")
+    beside = button("interrupt", "Interrupt", title=title, looks="gpl-kernel gpl-now")
+    title = title if is_busy else "Nothing runs on the ranks"
+    interrupt = button("interrupt", "Interrupt", title=title, off=not is_busy)
+    return {"buttons": f"{interrupt} {stop}{said}", "interrupt": beside + said}
 
 
 def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
@@ -154,7 +162,6 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
             noted = pool.status().calls
             note = _act(pool, press, meant, bar)
             del pool
-    bar.close()
 
 
 def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
@@ -162,30 +169,15 @@ def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
     try:
         if press == "interrupt":
             bar.draw(pool.status(), "Interrupting …")
-            if pool.interrupt(_calls(meant, bar)):
-                return _INTERRUPTED
-            return _TOO_LATE if pool.status().calls else ""
+            if pool.interrupt(bar.calls(meant)):
+                return "Interrupted; waiting until the ranks have ended."
+            return "It had already finished; nothing was interrupted." * bool(pool.status().calls)
         if press == "stop":
             bar.draw(pool.status(), "Shutting down …")
-            pool.stop(SHUT_DOWN)
+            pool.stop(_SHUT_DOWN)
     except GpuPoolError as error:
         return str(error)
     except Exception as error:  # the bar has to continue, and is the only place that can say it
         logging.getLogger("gpupool").exception("the button %s failed", press)
         return f"{press} failed: {error!r}"
     return ""
-
-
-def _calls(meant: Meant, bar: PoolBar) -> tuple[int, ...] | None:
-    """Which calls to interrupt; None: whichever run, as no cell has begun since the press.
-
-    A cell may make many short ones: those that the page knew of are over when the press is heard.
-    """
-    if meant is None or meant[0] == bar.num_cells:
-        return None
-    return meant[1:]
-
-
-def _lasting(status: PoolStatus) -> PoolStatus:
-    """A status without what changes every moment."""
-    return replace(status, idle_left_s=float(status.stops_soon), calls=())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-from IPython.display import display
+from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import format_ranks, rank_count
-from gpupool.core.progress import Course, Progress
+from gpupool.core.progress import Progress
+from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
@@ -52,9 +52,6 @@ _NAMES_ON_A_LINE = 4
 class StartProgress:
     """A line that says how far the start is, and since when; the pool's bar takes its place.
 
-    In a notebook it is drawn again in one place, on a terminal it is a line like that of anything
-    that lasts; elsewhere only the end shows.
-
     Args:
         what: what lasts.
         failed: what is said of it if it ends with an error.
@@ -63,43 +60,45 @@ class StartProgress:
     def __init__(
         self, what: str = "Starting the pool", failed: str = "The pool was not started."
     ) -> None:
-        self._in_notebook = in_notebook()
-        self._handle: Any = None
-        self._drawn: dict[str, str] = {}
-        self._line = Progress(what, after_s=0, draw=self._draw) if in_notebook() else Progress(what)
         self._failed = failed
+        self._place = Place() if in_notebook() else None
+        self._line = Progress(what)
+        if self._place is not None:
+            from gpupool.notebook.page.progress_view import NotebookBar  # with tqdm
+
+            self._line = Progress(what, after_s=0, draw=NotebookBar(self._place))
 
     def __enter__(self) -> StartProgress:
-        if not self._in_notebook:
+        if self._place is None:
             self._line.start()
         return self
 
     def __call__(self, line: str) -> None:
         """Show a stage."""
         self._line.tell(line)
-        if not self._in_notebook:
-            return
-        log_line(f"Starting: {line}")
-        if self._handle is None:  # not before: a start that is refused at once has no line
-            self._line.tick()  # in this thread, which makes it an output of this cell
+        # Not before: a start that is refused at once has no line.
+        if self._place is not None and not self._place.is_shown:
+            self._line.tick()
             self._line.start()
-            pool_bar.load()  # while the processes come up, not when they are there
+            # while the processes come up, not when they are there
+            importlib.import_module("gpupool.notebook.page.live_html")
 
     def finish(self, pool: Pool) -> None:
         """Show the pool; from now on also what becomes of it."""
         self._line.close()
-        if self._in_notebook:
-            pool_bar.show(pool, self._handle)
-            log_line(status_text(pool.status()).partition("\n")[0])
+        text = status_text(pool.status())
+        if self._place is not None:
+            pool_bar.show(pool, self._place)
+            log_line(text.partition("\n")[0])
         else:
-            print(status_text(pool.status()))
+            print(text)
             pool.add_listener(_tell_on_terminal)
 
     def finish_line(self, text: str) -> None:
         """Show one line instead."""
         self._line.close()
-        if self._in_notebook:
-            self._show(_plain(text))
+        if self._place is not None:
+            self._place.show({"text/plain": text})
             log_line(text)
         else:
             print(text)
@@ -111,23 +110,8 @@ class StartProgress:
         frames: TracebackType | None,
     ) -> None:
         self._line.close()
-        if error is not None and self._handle is not None:
-            self._show(_plain(self._failed))
-
-    def _draw(self, course: Course) -> None:
-        """Draw the line, in its own thread; its end is drawn by what takes its place."""
-        from gpupool.notebook.page.progress_view import bar_html, bar_text  # with tqdm
-
-        bundle = {"text/plain": bar_text(course), "text/html": bar_html(course)}
-        if not course.is_over and bundle != self._drawn:
-            self._drawn = bundle
-            self._show(bundle)
-
-    def _show(self, bundle: dict[str, str]) -> None:
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
+        if error is not None and self._place is not None and self._place.is_shown:
+            self._place.show({"text/plain": self._failed})
 
 
 def start_unasked() -> Pool:
@@ -144,7 +128,3 @@ def _tell_on_terminal(status: PoolStatus) -> None:
         NoticeLines()(f"the pool {countdown(status)}.")
     elif status.state == "stopped" and status.reason:
         NoticeLines()(f"the pool was {status.reason}.")
-
-
-def _plain(text: str) -> dict[str, str]:
-    return {"text/plain": text}

@@ -1,6 +1,6 @@
 // Draws the plots of a monitor on canvases, and lets a reader read values off, zoom, switch and smooth. It
-// stands first in the module of the live monitor (gpupool/notebook/monitor/widget.py) and in the script of
-// the picture that stays (picture.py).
+// stands first in the module of live HTML (gpupool/notebook/page/live_html.py) and in the script of the
+// picture that stays (gpupool/notebook/monitor/picture.py).
 //
 // A course is {view, lines}: the looks of plots and lines, the ends of the axis of steps, the best of each
 // plot; and the points. Axes fit what is shown, by the rules of gpupool/notebook/monitor/svg.py, which says
@@ -9,13 +9,12 @@
 const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const MARGIN = { left: 46, right: 24, top: 20, bottom: 36 };
 const SHARE = 0.02;  // of the drawn steps: the half-life of the smooth line
-const NAMES = { raw: "", mean: "smooth" };  // of lines, as they are read off
 const LESS = ["Setup", "Options"];  // tables that are folded where a window is not high
 const PLOTS = `
   <div class="gpm-figures"></div>
   <div class="gpm-readout" role="status" aria-live="polite"></div>
   <div class="gpm-foot"><div class="gpm-legend"></div><div class="gpm-tools">
-    <label class="gpm-log" title="Loss on a logarithmic axis"><input type="checkbox"> Log</label>
+    <label class="gpm-log" title="Logarithmic axes of all but percents"><input type="checkbox"> Log</label>
     <label class="gpm-smooth" title="Width of the smoothing, as a share of the drawn steps"
       >Smoothing <input type="range" min="0" max="20" step="0.5"> <span></span></label>
     <button type="button" class="gpm-reset">Reset zoom</button>
@@ -84,17 +83,13 @@ function valueAxis(points, chosenLog, isPart) {
   return niceAxis(isPart || hides ? low : Math.min(0, low), high);
 }
 
-function isLoss(plot) {
-  return /loss/i.test(`${plot.name} ${plot.title}`);
-}
-
 // The axes of what is shown: all, or the part that the reader has zoomed to.
 function axesOf({ view, lines }, { range, log }) {
   const { steps, best } = view.axes;
   const shown = { ...steps, ...stepAxis(...(range ?? [steps.low, steps.high])) };
   const y = view.plots.map((plot) => {
     const points = plot.lines.flatMap((line) => within(lineOf(lines, plot, line), shown));
-    return valueAxis(points, isLoss(plot) ? log : null, Boolean(range));
+    return valueAxis(points, plot.unit ? null : log, Boolean(range));
   });
   return { steps: shown, y, best };
 }
@@ -277,19 +272,18 @@ function makeEntry({ label, colors, width, alpha, dash, dots, ring }) {
   return made;
 }
 
-// What the plots show at a step, a line each: "Loss 0.412, smooth 0.398, validation 0.43".
+// What the plots show at a step, a line each: "Loss: 0.412, smoothed 0.398, validation 0.43".
 function readOut({ view, lines }, { steps, y }, { share }, step) {
   const rows = view.plots.map((plot, index) => {
     const values = plot.lines.map((line) => {
       const point = nearest(drawnPoints(lineOf(lines, plot, line), steps, share, y[index]), step);
-      if (!point) return "";
-      const value = plot.unit ? `${point[1].toFixed(1)} %` : String(Number(point[1].toPrecision(4)));
-      return plot.lines.length > 1 ? `${NAMES[line.name] ?? line.label} ${value}` : value;
-    }).filter(Boolean);
-    return values.length ? `${plot.title.replace(/\s\(%\)$/, "")} ${values.join(", ").trim()}` : "";
+      const name = plot.lines.length > 1 && line.name !== "raw" ? `${line.label} ` : "";
+      return point && `${name}${Number(point[1].toPrecision(4))}`;
+    });
+    return `${plot.title}: ${values.filter(Boolean).join(", ")}`;
   });
   const epoch = steps.per_epoch ? ` · epoch ${Math.max(1, Math.ceil(step / steps.per_epoch))}` : "";
-  return [`Step ${NUMBER.format(step)}${epoch}`, ...rows.filter(Boolean)];
+  return [`Step ${NUMBER.format(step)}${epoch}`, ...rows];
 }
 
 // What the reader chose in a live monitor holds for the picture that takes its place too: that of the
@@ -319,12 +313,6 @@ function keepFolds(frame, course) {
     const { open } = keptOf(frame, course.view), name = nameOfSection(target);
     keep(frame, course.view, { open: { ...open, [name]: target.open } });
   }, true);  // it does not bubble
-}
-
-// Each region of a page has a name of its own, also where other modules have drawn some.
-function numberRegion(frame, name) {
-  const { dataset } = document.body, number = dataset.gpmViews = Number(dataset.gpmViews ?? 0) + 1;
-  frame.querySelector(".gpm-scroll")?.setAttribute("aria-label", `${name} (${number})`);
 }
 
 // Calls `redraw` when the size or the theme of the page changes.
@@ -431,15 +419,6 @@ function explorer(root, course, redraw, before = {}) {
   log.firstChild.addEventListener("change", ({ target }) => choose({ log: target.checked }));
   slider.addEventListener("input", () => choose({ share: slider.value / 100 }));
 
-  function showSwitches({ plots }, lines) {
-    log.hidden = !plots.some(isLoss);
-    log.firstChild.checked = plots.some((plot, index) => isLoss(plot) && axes.y[index].log);
-    smooth.hidden = !plots.some((plot) => lines[plot.name]?.mean);
-    slider.value = 100 * chosen.share;
-    width.textContent = `${slider.value} %`;
-    reset.hidden = !chosen.range;
-  }
-
   function showReadOut() {
     fill(read, at ? readOut(course, axes, chosen, at.step) : [], (line) => element("div", "", line));
     if (!at) return;
@@ -456,7 +435,12 @@ function explorer(root, course, redraw, before = {}) {
     figures.classList.toggle("gpm-many", view.plots.length > 2);
     fill(find(".gpm-legend"), view.legend, makeEntry);
     axes = axesOf(course, chosen);
-    showSwitches(view, lines);
+    log.hidden = view.plots.every((plot) => plot.unit);
+    log.firstChild.checked = axes.y.some((axis) => axis.log);
+    smooth.hidden = !view.plots.some((plot) => lines[plot.name]?.mean);
+    slider.value = 100 * chosen.share;
+    width.textContent = `${slider.value} %`;
+    reset.hidden = !chosen.range;
     const { low, high } = axes.steps, canvases = [...figures.querySelectorAll("canvas")];
     if (at && !(at.canvas.isConnected && at.step >= low && at.step <= high)) at = null;
     // All sizes are read first: a canvas that is set between two looks is laid out for each.

@@ -1,19 +1,12 @@
-// Puts plots that answer in the place of the images of pictures that stay. It stands after plots.js,
-// in the script beside such an image alone.
+// Plots from the state that a page keeps, in the place of the images of pictures that stay. It stands
+// after plots.js: alone in the script beside such an image, and before live.js.
 
-// Steps of the file are distances, and each column stands alone: that takes half the room.
-function unpacked([steps = [], ...columns]) {
-  let step = 0;
-  return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
-}
-
-// What is around the plots of a picture that stays: the same as live.
+// Folds what is around plots as the reader has folded it before, in this cell.
 function completeFrame(frame, course) {
-  numberRegion(frame, "How each rank fared");
   const { open } = keptOf(frame, course.view);
   for (const section of frame.querySelectorAll("details")) {
     const name = nameOfSection(section);
-    section.open = open?.[name] ?? isShown(name);
+    section.open = open?.[name] ?? (section.open && isShown(name));
   }
   keepFolds(frame, course);
 }
@@ -25,9 +18,6 @@ function exploreStills(style) {
     const host = data.parentElement, frame = host.closest(".gpm-frame");
     if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
     const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
-    for (const lines of Object.values(course.lines)) {
-      for (const name in lines) lines[name] = unpacked(lines[name]);
-    }
     let next = 0;
     const soon = () => { next ||= requestAnimationFrame(() => { next = 0; plots.paint(); }); };
     const plots = explorer(root, course, soon, keptOf(host, course.view).chosen);

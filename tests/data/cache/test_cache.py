@@ -7,13 +7,14 @@ import pickle
 import shutil
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 import fsspec
 import pytest
 
 from gpupool import ImageDatastore
 from gpupool.core.errors import DataError, MissingSampleError, OptionsError
-from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.cache import Cache
 from gpupool.data.cache.cache_folder import cache_folder, private_folder
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
@@ -24,15 +25,28 @@ from tests.support.raising import raises
 MIB = 1 << 20
 
 
+class Cached(NamedTuple):
+    """Files in memory, through a cache."""
+
+    folder: Folder
+    cache: Cache
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+        return self.cache.read(self.folder, file, start, length)
+
+    def open(self) -> Path:
+        return self.cache.open(self.folder)
+
+
 def source(name: str, place: Path, limit_mib: float = 1024, num: int = 0) -> Cached:
-    """`num` files of a MiB in memory, through a cache."""
+    """`num` files of a MiB."""
     fsspec.filesystem("memory").pipe({f"/{name}/{one}": bytes([one]) * MIB for one in range(num)})
-    return Cached(Folder(f"memory://{name}"), limit_mib / 1024, str(place))
+    return Cached(Folder(f"memory://{name}"), Cache(limit_mib / 1024, str(place)))
 
 
 def put(cached: Cached, path: str, content: bytes) -> FileRef:
     """A file in its store; the version is another one for other content."""
-    fsspec.filesystem("memory").pipe(f"/{cached.shown_url[9:]}/{path}", content)
+    fsspec.filesystem("memory").pipe(f"/{cached.folder.url[9:]}/{path}", content)
     return FileRef(path, len(content), 1 + sum(content))
 
 
@@ -128,17 +142,17 @@ def test_a_datastore_can_be_cached(photos_url: str, s3: SeaweedServer, tmp_path:
     done = counts.snapshot() - before
     assert (done.reads, done.cached_reads) == (75, 25)
     again = cached.cached(limit_gib=2, folder=str(tmp_path))
-    assert again.sources == (Cached(Folder(f"{photos_url}/test"), 2, str(tmp_path)),)
+    assert again.files[0].cache == Cache(2, str(tmp_path))
 
 
 def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     for limit in (0, -1, float("nan"), float("inf")):
         with raises(OptionsError, "limit_gib"):
-            Cached(Folder("s3://none"), limit)
+            Cache(limit)
     (tmp_path / "file").write_text("")
     with raises(DataError, kind="cannot make"):
-        Cached(Folder("s3://none"), 1, str(tmp_path / "file")).open()
-    assert Cached(Folder("s3://none"), 1, "x").folder == os.path.abspath("x")
+        Cache(1, str(tmp_path / "file")).open(Folder("s3://none"))
+    assert Cache(1, "x").folder == os.path.abspath("x")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"")
     with raises(OptionsError, "(ETags)"):

@@ -33,6 +33,13 @@ class Drawing(Dataset[Any]):
         return drawn, index
 
 
+class Together(Drawing):
+    """Samples that come several at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
 class Plain(Dataset[Any]):
     """What is read in what way: waiting if `wait_s`, else computing for `spin_s`."""
 

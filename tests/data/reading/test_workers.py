@@ -22,7 +22,7 @@ from gpupool.data.reading import loader
 from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.loader import load_batches, num_workers_for
 from gpupool.data.reading.samples import Draw
-from tests.data.reading.drawing import NUM, Bad, Drawing, Hanging, Opening, Plain
+from tests.data.reading.drawing import NUM, Bad, Drawing, Hanging, Opening, Plain, Together
 from tests.data.reading.points import Points
 from tests.support.processes import gone, until
 from tests.support.raising import raises
@@ -77,8 +77,8 @@ def test_the_first_batch_shows_how_the_others_are_read() -> None:
             assert pids <= {os.getpid(), *readers()}
 
 
-def test_numbers_drawn_are_the_same_by_any_number_of_workers() -> None:
-    dataset = Drawing()
+@pytest.mark.parametrize("dataset", [Drawing(), Together()], ids=lambda d: type(d).__name__)
+def test_numbers_drawn_are_the_same_by_any_number_of_workers(dataset: Any) -> None:
     expected = inputs(read(dataset, 0))
     # One after the other, in another order and in other batches.
     alone = [inputs(read(dataset, 0, batches=[np.array([i])]))[0] for i in (59, 8, 3, 52)]
@@ -169,6 +169,7 @@ def test_a_bad_sample_an_error_and_a_killed_worker_are_told() -> None:
     shown = "".join(traceback.format_exception(caught.value))
     assert "in inner" in shown
     assert "return self.inner(index)" in shown
+    assert "batches.py" not in shown
 
 
 KILLED = """

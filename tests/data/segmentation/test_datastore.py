@@ -18,11 +18,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.segmentation.patches import RandomPatches
-from gpupool.data.stores.retry import counts
 from tests.support.raising import raises
 
 HEIGHT, WIDTH = 40, 60
@@ -196,16 +194,6 @@ def test_patches_are_cut_at_the_same_place_of_both(ds: SegmentationDatastore) ->
     for name, wrong in {"size": (0, 2), "per_image": (8, 0)}.items():
         with raises(OptionsError, name):
             ds.random_patches(*wrong)
-
-
-def test_the_loader_reads_each_pair_once_an_epoch(ds: SegmentationDatastore) -> None:
-    both = v2.RandomHorizontalFlip(0.5)
-    patches = ds.with_transform(both).random_patches(16, per_image=12, open_pairs=4)
-    order = patches.epoch_order(seed=3, epoch=1, batch_size=8)
-    before = counts.snapshot()
-    batches = list(load_batches(patches, np.array_split(order, 9), draw=Draw(3, 1)))
-    assert [batch and len(batch.inputs) for batch in batches] == [8] * 9
-    assert (counts.snapshot() - before).reads == 2 * NUM_PAIRS
 
 
 @given(

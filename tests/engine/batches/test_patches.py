@@ -39,11 +39,6 @@ def make_streets(tmp_path: Path, no_class: bool = False) -> SegmentationDatastor
     ).with_normalization(0.5, 0.5)
 
 
-@pytest.fixture
-def streets(tmp_path: Path) -> SegmentationDatastore:
-    return make_streets(tmp_path)
-
-
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
@@ -57,13 +52,13 @@ def num_reads(pool: Pool) -> int:
 
         return counts.snapshot().reads
 
-    done = pool.run(of_this_rank)
-    return sum(done[rank] for rank in range(pool.world_size))
+    return sum(dict(pool.run(of_this_rank)).values())
 
 
 def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
-    pools: Pools, streets: SegmentationDatastore
+    pools: Pools, tmp_path: Path
 ) -> None:
+    streets = make_streets(tmp_path)
     flipped = streets.with_transform(v2.RandomHorizontalFlip(0.5))
     patches = flipped.random_patches(16, per_image=6, open_pairs=4)
     settings = {"validation": streets, "batch_size": 8, "epochs": 2, "lr": 0.5}
@@ -75,9 +70,8 @@ def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
     first, second = (result.history for result in results)
     assert len(first.loss) == 2 * NUM_PAIRS * 6 // 8
     assert first.loss == pytest.approx(second.loss, abs=1e-5)
-    assert [event.loss for event in first.validations] == pytest.approx(
-        [event.loss for event in second.validations], abs=1e-5
-    )
+    validated = [[event.loss for event in one.validations] for one in (first, second)]
+    assert validated[0] == pytest.approx(validated[1], abs=1e-5)
     assert (weights(results[0].model) - weights(results[1].model)).abs().max() < 1e-4
     assert first.loss[-1] < first.loss[0]
     files, num_validations = 2 * NUM_PAIRS, len(first.validations)
@@ -103,10 +97,9 @@ def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
         (total / max(1, num_pixels)).backward()
         optimizer.step()
     assert sum(map(math.isfinite, losses)) > 3
+    settings = {"batch_size": 4, "lr": 0.5, "epochs": 1, "validation": streets}
     for pool in pools.values():
-        result = train_on(
-            pool, network(), patches, batch_size=4, lr=0.5, epochs=1, validation=streets
-        )
+        result = train_on(pool, network(), patches, **settings)
         assert result.history.loss == pytest.approx(losses, abs=1e-5, nan_ok=True)
         assert (weights(result.model) - weights(model)).abs().max() < 1e-4
         assert math.isfinite(result.history.validations[-1].loss)

@@ -14,7 +14,6 @@ from gpupool.engine.numerics.batch_norm import counting, sync_batch_norm
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = {
     "1d": (nn.BatchNorm1d, (), {}),
     "1d with length": (nn.BatchNorm1d, (5,), {}),
-    "2d": (nn.BatchNorm2d, (3, 2), {}),
     "3d": (nn.BatchNorm3d, (2, 3, 2), {}),
     "cumulative": (nn.BatchNorm2d, (3, 2), {"momentum": None}),
     "untracked": (nn.BatchNorm2d, (3, 2), {"track_running_stats": False}),

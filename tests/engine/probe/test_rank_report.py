@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from gpupool import TrainingOptions
 from gpupool.core.wire.events import Event, ProgressEvent
@@ -23,13 +22,6 @@ ALONE = World(0, 1, torch.device("cpu"))
 SLOW_RANK = 1
 
 
-def takes_its_time(seconds: float) -> None:
-    from gpupool.engine.process import this_rank
-
-    if this_rank().rank == SLOW_RANK:
-        time.sleep(seconds)
-
-
 class Sleeps(nn.Module):
     """Lets one rank take its time in each forward, or backward."""
 
@@ -38,35 +30,22 @@ class Sleeps(nn.Module):
         self.where = where
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if torch.distributed.get_rank() != SLOW_RANK:
+            return inputs
         if self.where == "forward":
-            takes_its_time(0.5)
-        elif self.where == "backward" and inputs.requires_grad:
-            inputs.register_hook(lambda gradient: takes_its_time(0.5))
+            time.sleep(0.5)
+        elif inputs.requires_grad:
+            inputs.register_hook(lambda gradient: time.sleep(0.5))
         return inputs
 
 
-class Reads(Dataset[Any]):
-    """Samples that one rank reads slowly."""
-
-    def __init__(self, seconds: float) -> None:
-        self.samples, self.seconds = samples(120), seconds
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        takes_its_time(self.seconds)
-        return self.samples[index]
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["forward", "backward", "data"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
 def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> None:
     # long sleeps: on a busy machine each rank may take some tenths of a second for its own work
     first, *others = network().children()
-    model, data = nn.Sequential(first, Sleeps(where), *others), Reads(0.15 * (where == "data"))
-    # one thread reads: several would sleep at the same time
-    history = train_on(pools[3], model, data, epochs=1, batch_size=12, workers=0).history
+    model = nn.Sequential(first, Sleeps(where), *others)
+    history = train_on(pools[3], model, samples(120), epochs=1, batch_size=12).history
     assert {event.step for event in history.ranks.values()} == {10}
     work = {rank: event.work_s or 0.0 for rank, event in history.ranks.items()}
     assert history.slowest is not None

@@ -92,24 +92,22 @@ def test_skipped_samples_are_told_again_and_counted_once(
         assert named == ["vectors/3", "vectors/20"] * 2
 
 
+class Breaks(torch.optim.SGD):
+    """Fails in the middle of the fifth step."""
+
+    num_steps = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.num_steps += 1
+        if self.num_steps == 5:
+            self.param_groups[0]["params"][0].data.zero_()
+            raise ValueError("half a step")
+        super().step(closure)
+
+
 def test_a_failure_while_weights_change_is_not_saved(tmp_path: Path) -> None:
-    class Breaks(torch.optim.SGD):
-        """Fails in the middle of the fifth step."""
-
-        num_steps = 0
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            self.num_steps += 1
-            if self.num_steps == 5:
-                self.param_groups[0]["params"][0].data.zero_()
-                raise ValueError("half a step")
-            super().step(closure)
-
-    def breaks(groups: Any) -> torch.optim.Optimizer:
-        return Breaks(groups, lr=1e-3)
-
     with pytest.raises(ValueError, match="half a step"):
-        fitted(network(), optimizer=breaks, checkpoint=str(tmp_path), checkpoint_every=2)
+        fitted(network(), optimizer=Breaks, checkpoint=str(tmp_path), checkpoint_every=2)
     assert Checkpoints(str(tmp_path)).names() == ["step-00000002.pt", "step-00000004.pt"]
 
 

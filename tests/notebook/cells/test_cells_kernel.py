@@ -40,7 +40,7 @@ def number_of(cell: Cell) -> int:
 
 def outputs_of(cell: Cell) -> list[str]:
     """What it has shown; how often that was drawn anew depends on how long the cell took."""
-    others = ("status", "execute_input", "update_display_data")
+    others = ("status", "execute_input", "update_display_data", "comm_msg")
     return [kind for _, kind, _ in cell.messages if kind not in others]
 
 

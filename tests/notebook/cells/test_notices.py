@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupool.notebook.monitor.picture import history_html, training_text
+from gpupool.notebook.monitor.board import training_text
+from gpupool.notebook.monitor.picture import history_html
 from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
 

@@ -14,9 +14,8 @@ from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.lines import Lines, fold_bars
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
-from gpupool.notebook.page import ansi, markup
+from gpupool.notebook.page import markup
 from gpupool.pool.calls.output import RankOutput
-from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
 
@@ -263,27 +262,6 @@ def test_of_bars_the_range_is_shown() -> None:
         "[0] step 1",
         "[1, 2] step 2",
     ]
-
-
-@pytest.mark.parametrize(
-    ("printed", "shown"),
-    [
-        ("0%\r50%\r100%\n", "100%\n"),
-        ("0%\r\n50%\r\n", "0%\n50%\n"),
-        ("outer 1\n\rinner 1\x1b[A\router 2\n\rinner 2\x1b[A\n\n", "outer 2\ninner 2\n"),
-        ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
-        (f"a\nb\x1b[{'9' * 5000}A\rc", "c\nb"),
-    ],
-)
-def test_text_is_as_a_terminal_leaves_it(printed: str, shown: str) -> None:
-    assert as_shown(printed) == shown
-
-
-@given(st.text("ab<&\x1b[0;31m5", max_size=20))
-def test_colours_are_markup_and_the_rest_is_escaped(text: str) -> None:
-    html = ansi.to_html(text)
-    assert re.sub(r"<span style=\"[^\"<]*\">|</span>", "", html) == ansi.to_html(ansi.plain(text))
-    assert not re.search(r"<(?!/?span)", html)
 
 
 @pytest.mark.parametrize(

@@ -4,78 +4,42 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbconvert.exporters import HTMLExporter, LatexExporter, MarkdownExporter
 
-ROOT = Path(__file__).parents[3]
-WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+from tests.notebook.kernel import Cell, Kernel
+from tests.notebook.pages import Page
 
-# The kernel runs in the root of the repository.
 FEED = """
-import json, time
 from gpupool.notebook.monitor.views import show_training
-from gpupool.notebook.monitor.widget import TrainingMonitor
-from gpupool.training.history import TrainingHistory
-from tests.notebook.feed import Run, training_events
-run = Run(num_epochs=3, steps_per_epoch=100)
+from tests.notebook.feed import Run
+run = Run(0.004, num_epochs=3, steps_per_epoch=100)
 show_training(run)
+run.wait()
 """
-AFTER_OPEN = """
-monitor = TrainingMonitor()
-after_open = "_reply_subshell_id" in vars(monitor.comm)
-monitor.update(TrainingHistory())
-print(after_open, "_reply_subshell_id" in vars(monitor.comm))
-"""
-COUNTED = """
-class Counted(TrainingMonitor):
-    sent = ()
-    def _send(self, message, buffers=None):
-        self.sent += (message,)
-        super()._send(message, buffers)
-now = 0.0
-monitor, history = Counted(clock=lambda: now), TrainingHistory()
-for event in training_events(num_epochs=10, steps_per_epoch=100):
-    history.add(event)
-    monitor.update(history)
-    now += 0.01
-whole = [m for m in monitor.sent if "view" in m.get("state", ())]
-news = [m["content"] for m in monitor.sent if m["method"] == "custom"]
-steps = [point[0] for one in news for point in one["new"]["loss"]["raw"]]
-print(json.dumps({
-    "sent": len(news) + len(whole), "whole": len(whole), "new": len(steps),
-    "in order": steps == sorted(set(steps)), "size": max(len(json.dumps(n)) for n in news),
-    "kept": len(json.loads(monitor.lines)["loss"]["raw"]),
-}))
+# Guards the private name of ipykernel 7.4 that live HTML removes after each message.
+ANSWERS = """
+from gpupool.notebook.page.live_html import LiveHtml
+live = LiveHtml(print)
+after_open = "_reply_subshell_id" in vars(live.comm)
+live.tell(parts={"a": "b"})
+print(after_open, "_reply_subshell_id" in vars(live.comm))
 """
 
 
 @pytest.fixture(scope="module")
-def notebook() -> Any:
-    """One after its cells have run in a kernel."""
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    notebook = nbformat.v4.new_notebook(metadata=metadata)  # type: ignore[no-untyped-call]
-    for source in (FEED, "run.wait()", AFTER_OPEN, COUNTED):
-        notebook.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
-    client = NotebookClient(
-        notebook,
-        timeout=60,
-        store_widget_state=True,
-        resources={"metadata": {"path": str(ROOT)}},
-        on_notebook_start=lambda notebook: setattr(client.kc, "allow_stdin", True),  # as a page
-    )
-    client.execute()
-    return notebook
+def kernel(clean_kernel: Kernel) -> Kernel:
+    return clean_kernel
 
 
-def said(notebook: Any, index: int) -> str:
-    return str(notebook.cells[index].outputs[0].text)
+@pytest.fixture(scope="module")
+def cell(kernel: Kernel) -> Cell:
+    """One in which a training has run to its end."""
+    return kernel.run(FEED)
 
 
 def assert_draws_two_plots(page: str) -> None:
@@ -86,23 +50,44 @@ def assert_draws_two_plots(page: str) -> None:
     assert "best " in drawn
 
 
-def test_the_saved_notebook_keeps_a_still_picture_and_no_widget(notebook: Any) -> None:
-    (output,) = notebook.cells[0].outputs
-    assert WIDGET_VIEW not in output.data
-    assert "Finished: 3 epochs" in output.data["text/html"]
-    assert_draws_two_plots(output.data["text/html"])
-    assert output.data["text/plain"].startswith("Finished: 3 epochs in ")
+def test_the_output_is_html_from_the_first_moment_and_a_picture_at_the_end(
+    kernel: Kernel, cell: Cell
+) -> None:
+    first, *_, last = cell.drawn
+    for data in cell.drawn:
+        assert sorted(data) == ["text/html", "text/plain"]
+    assert first["text/plain"].startswith("Starting")
+    assert "<button" not in first["text/html"]
+    (output,) = cell.outputs
+    assert output["data"] == last
+    assert_draws_two_plots(last["text/html"])
+    assert last["text/plain"].startswith("Finished: 3 epochs in ")
+    page = Page(kernel)
+    for _, kind, content in cell.messages:
+        page.take(kind, content)
+    assert page.state["still"] == last
+    assert page.uid not in last["text/html"]
 
-    models = notebook.metadata["widgets"][WIDGET_STATE]["state"].values()  # for a page opened now
-    state = next(m["state"] for m in models if m["model_name"] == "AnyModel")
-    assert (state["status"], state["view"]["progress"]) == ("finished", 1.0)
-    assert dict(state["view"]["table"])["Progress"][1] == ["Step", "300 of 300"]
-    lines = json.loads(state["lines"])
-    assert [len(lines["loss"]["raw"]), len(lines["accuracy"]["validation"])] == [300, 3]
+
+def test_news_come_twice_a_second(cell: Cell) -> None:
+    sent = [
+        content["data"]["content"]
+        for _, kind, content in cell.messages
+        if kind == "comm_msg" and content["data"]["method"] == "custom"
+    ]
+    assert 3 <= len(sent) <= 2 * cell.elapsed_s + 5  # and one for each new status
+    assert len(cell.drawn) <= 3
+    plots = [json.loads(news["plots"])["lines"]["loss"] for news in sent if "plots" in news]
+    assert plots[0]["raw"] == []
+    assert 100 < len(plots[-1]["raw"]) <= 300
+    assert max(len(json.dumps(news)) for news in sent if "still" not in news) < 60_000
 
 
-def test_what_is_made_of_the_file_has_the_picture(notebook: Any) -> None:
-    shown = nbformat.v4.new_notebook(cells=notebook.cells[:1])  # type: ignore[no-untyped-call]
+def test_what_is_made_of_the_file_has_the_picture(cell: Cell) -> None:
+    (output,) = cell.outputs
+    shown: Any = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
+    made = nbformat.v4.new_output("display_data", output["data"])  # type: ignore[no-untyped-call]
+    shown.cells = [nbformat.v4.new_code_cell(outputs=[made])]  # type: ignore[no-untyped-call]
     for exporter in (HTMLExporter, MarkdownExporter):
         page, _ = exporter().from_notebook_node(shown)
         assert "Finished: 3 epochs" in page
@@ -112,17 +97,5 @@ def test_what_is_made_of_the_file_has_the_picture(notebook: Any) -> None:
     assert "Finished: 3 epochs" in paper
 
 
-def test_the_kernel_may_answer_on_any_shell(notebook: Any) -> None:
-    """Guards the private name of ipykernel 7.4 that the monitor removes after each message."""
-    assert said(notebook, 2) == "False False\n"
-
-
-def test_at_most_ten_messages_a_second_and_no_point_lost(notebook: Any) -> None:
-    """1000 steps at 100 a second; only the clock is not real."""
-    counts = json.loads(said(notebook, 3))
-    assert 90 <= counts["sent"] <= 10 * 10.1 + 2  # ten seconds, and one for each new status
-    assert counts["whole"] == 3  # at the start, after five seconds, and at the end
-    assert counts["new"] > 900  # the others came with one of the whole pictures
-    assert counts["in order"]
-    assert counts["size"] < 5000
-    assert counts["kept"] <= 800
+def test_the_kernel_may_answer_on_any_shell(kernel: Kernel) -> None:
+    assert kernel.run(ANSWERS).text == "False False"

@@ -16,8 +16,9 @@ from urllib.parse import unquote
 import pytest
 
 from gpupool.core.wire.events import EndEvent, StartEvent, StepEvent
+from gpupool.notebook.monitor.board import board_of, training_text
 from gpupool.notebook.monitor.curves import Curve
-from gpupool.notebook.monitor.picture import history_html, state_of, training_text
+from gpupool.notebook.monitor.picture import history_html
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
 
@@ -81,19 +82,18 @@ def full(**arguments: int) -> TrainingHistory:
 @pytest.mark.parametrize("num_points", [1, 12_345])
 def test_a_thinned_curve_keeps_extremes_ends_order_and_means(num_points: int) -> None:
     noise = random.Random(0)
-    values = [noise.random() for _ in range(num_points)]
+    values = [round(noise.random(), 4) for _ in range(num_points)]
     values[num_points // 2] = 7.0
-    curve = Curve(max_points=600)
+    curve = Curve()
     for number, value in enumerate(values, start=1):
         curve.add(number, value)
-    points, means = curve.points(), curve.means()
-    assert len(points) <= 600
+    points, means = curve.thinned()
+    assert len(points) <= 300
     assert points == sorted(set(points))
     assert {value for _, value in points} >= {7.0, min(values)}
     assert points[-1] == (num_points, values[-1])
-    assert (curve.low, curve.high) == (min(values), 7.0)
-    assert len(means) <= 300
-    assert sum(count for _, _, count in means) == curve.count == num_points
+    assert len(means) <= 150
+    assert sum(count for _, _, count in means) == len(curve) == num_points
     done = 0
     for last, mean, count in means:  # each is of the steps since the one before it
         assert mean == pytest.approx(statistics.fmean(values[done:last]), rel=1e-4)
@@ -104,10 +104,9 @@ def test_a_thinned_curve_keeps_extremes_ends_order_and_means(num_points: int) ->
 def test_a_huge_loss_and_nan_leave_the_others_readable() -> None:
     good = [2.3 - 0.05 * n for n in range(20)]
     history = ended(course(*good, 1e308, math.nan))
-    state = state_of(history)
-    assert [number for number, _ in state.whole()["loss"]["raw"]] == [*range(1, 22)]
-    json.loads(state.lines(), parse_constant=pytest.fail)
-    json.loads(json.dumps(state.view), parse_constant=pytest.fail)
+    board = board_of(history)
+    assert [number for number, _ in board.plots["lines"]["loss"]["raw"]] == [*range(1, 22)]
+    json.loads(json.dumps(board.plots), parse_constant=pytest.fail)
     raw, smooth, _ = lines(history_html(history))
     heights = [y for _, y in raw[:20]]
     assert max(heights) - min(heights) > 25
@@ -145,3 +144,4 @@ def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None
     assert "url(" not in html
     assert not re.search(r"\b(import|fetch|eval|XMLHttpRequest)\b", html + script_of(html))
     assert set(re.findall('(?:src|href)="([^,]*)', html)) == {"data:image/svg+xml"}
+    assert len(html) <= 60_000

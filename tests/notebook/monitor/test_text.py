@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.monitor.text import TextProgress
@@ -11,6 +12,9 @@ from gpupool.notebook.monitor.views import show_training
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run
 from tests.support.raising import raises
+
+if TYPE_CHECKING:
+    from gpupool.training.run import TrainingRun
 
 HistoryOf = Callable[..., TrainingHistory]
 
@@ -39,4 +43,4 @@ def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) ->
 
 def test_a_plot_without_a_notebook_is_refused() -> None:
     with raises(OptionsError, "progress"):
-        show_training(Run(), "plot")
+        show_training(cast("TrainingRun", Run()), "plot")

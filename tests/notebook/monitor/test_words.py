@@ -21,9 +21,10 @@ from gpupool.core.wire.events import (
     StepEvent,
     ValidationEvent,
 )
-from gpupool.notebook.monitor import plots, words
-from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
-from gpupool.notebook.monitor.picture import history_html, state_of, training_text
+from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor.board import board_of, training_text
+from gpupool.notebook.monitor.loop_history import LoopHistory
+from gpupool.notebook.monitor.picture import history_html, image_of, live_html
 from gpupool.notebook.monitor.result_view import (
     comparison_html,
     result_html,
@@ -106,13 +107,13 @@ def course(name: str) -> TrainingHistory:
 def views(history: TrainingHistory) -> dict[str, str]:
     """All that a user sees of a training, by what it is called."""
     result = TrainingResult(nn.Linear(2, 2), history, gpupool.TrainingOptions())
-    compared, state = gpupool.compare(history, history), state_of(history)
+    compared, board = gpupool.compare(history, history), board_of(history)
     found = {
         "still": history_html(history),
         "text": training_text(history),
         "line": repr(history),
-        "state": json.dumps([state.view, state.whole()], allow_nan=False),
-        "plot": plots.image(state.view, state.whole()),
+        "state": json.dumps(board.plots, allow_nan=False),
+        "live": live_html(board, image_of(board), lambda _name, inner, _looks: inner),
         "result": result_html(result),
         "result as text": f"{result}\n{result.best!r}\n{result.warnings}",
         "compared": comparison_html(compared),
@@ -128,8 +129,9 @@ def test_every_view_shows_it(name: str) -> None:
     history = course(name)
     for view, shown in views(history).items():
         assert shown, view
-        if view in ("result", "compared", "best", "plot"):
+        if view in ("result", "compared", "best", "live"):
             assert "<b>bold" not in shown, view
+            shown = re.sub(r"<style.*?</style>", "", shown, flags=re.DOTALL)
             ElementTree.fromstring(f"<div>{shown}</div>")
         if view == "still":
             assert shown.count("</script>") == shown.count("<script")
@@ -163,12 +165,12 @@ def news(*steps: int) -> MonitorEvent:
     return MonitorEvent(1, "Mine", 0, 2, GROUPS, {"epoch": "3"}, "running", True, 1.5, rows)
 
 
-def test_points_of_a_loop_go_once_and_only_finite_ones() -> None:
+def test_only_finite_points_of_a_loop_are_drawn() -> None:
     history = LoopHistory(news())
-    state = LoopState(history)
     history.add(news(1, 2))
-    _, new = state.take(history, history.status)
-    assert new == {"0": {"0": [(1, 1.0), (2, 0.5)], "1": []}, "1": {"0": []}, "2": {"0": []}}
     history.add(news(4))
-    assert state.take_points(history)[1]["0"]["0"] == [(4, 0.25)]
-    assert state_of(history).whole()["0"]["0"] == [(1, 1.0), (2, 0.5), (4, 0.25)]  # for another
+    assert board_of(history).plots["lines"] == {
+        "0": {"0": [(1, 1.0), (2, 0.5), (4, 0.25)], "1": []},
+        "1": {"0": []},
+        "2": {"0": []},
+    }

@@ -20,7 +20,8 @@ from gpupool.notebook import composites, data_view
 from gpupool.notebook.cells import notices
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
-from gpupool.notebook.monitor import confusion_view, picture, result_view
+from gpupool.notebook.monitor import confusion_view, parts, picture, result_view
+from gpupool.notebook.monitor.board import board_of
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
@@ -184,6 +185,9 @@ def test_a_monitor() -> None:
     history = LoopHistory(event)
     history.add(event)
     assert_harmless(picture.history_html(history))
+    shown = board_of(history)
+    assert_harmless(picture.live_html(shown, picture.image_of(shown), lambda _name, part, _c: part))
+    assert_harmless(parts.header(shown.lost, None, "", is_failed=True))
     history.end()
     assert "gpupool-state" in picture.history_html(history)
     assert_harmless(picture.history_html(history))

@@ -6,10 +6,7 @@ from dataclasses import replace
 
 from gpupool.core.machine.topology import Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.notebook.pool.bar import (
-    bar_of,
-    status_text,
-)
+from gpupool.notebook.pool.bar import rank_rows, status_text
 from gpupool.pool.launchers.placement import Site, place_on
 from gpupool.pool.status import PoolStatus
 
@@ -40,4 +37,4 @@ def test_each_rank_has_its_host_beside_it() -> None:
     first, *lines = status_text(shown).splitlines()
     assert first.startswith("Pool of 2 on 2 hosts: idle, ")
     assert lines[1].startswith("  rank 1 (gpu2)  1: NVIDIA H200  ")
-    assert bar_of(shown).ranks[1][0] == "1 (gpu2)"
+    assert rank_rows(shown)[1][0] == "1 (gpu2)"

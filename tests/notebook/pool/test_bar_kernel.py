@@ -9,9 +9,15 @@ import pytest
 from tests.notebook.kernel import Kernel
 from tests.notebook.pages import Page
 
+SLEEP = "%%spmd --nowait\nimport time\ntime.sleep(60)"
 
-def is_over(page: Page) -> bool:
-    return page.view["state"] == "stopped" and ">stopped<" in page.html
+
+def is_idle(page: Page) -> bool:
+    return ">idle<" in page.parts["head"] and "Interrupted" not in page.parts["buttons"]
+
+
+def is_busy(page: Page) -> bool:
+    return ">busy<" in page.parts["head"]
 
 
 @pytest.fixture(scope="module")
@@ -23,56 +29,53 @@ def kernel(clean_kernel: Kernel) -> Kernel:
 @pytest.fixture
 def page(kernel: Kernel) -> Iterator[Page]:
     """A page that shows a new pool of two ranks, and has been answered."""
-    page = Page(kernel, "presses", "gpupool-bar-")
+    page = Page(kernel)
     for _, kind, content in kernel.run("%gpupool start --cpu -n 2").messages:
         page.take(kind, content)
-    assert page.view["answers"] == 0
+    assert page.state["answers"] == 0
     page.send("hello")
-    page.follow(lambda page: page.view["answers"] == 1)
+    page.follow(lambda page: page.state["answers"] == 1)
     yield page
     kernel.run("%gpupool env BAR_* --unset\n%gpupool stop")
 
 
 def test_the_state_travels_while_the_html_stays(kernel: Kernel, page: Page) -> None:
-    assert page.view["state"] == "idle"
-    assert 1700 < page.view["idle_left_s"] <= 1800
+    assert is_idle(page)
     assert "shuts down after 30 min idle" in page.html
+    assert "<button" not in page.html
     drawn = page.html
-    sleep = "%%spmd --nowait\nimport time\ntime.sleep(60)"
-    page.run(sleep, lambda page: page.view["state"] == "busy")
-    assert page.view["idle_left_s"] is None
+    page.run(SLEEP, is_busy)
     assert page.html == drawn  # or the saved notebook would say "busy" for ever
 
     page.send("interrupt")
-    page.follow(lambda page: page.view["presses"] == 1)  # the acknowledgement
-    page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
+    page.follow(lambda page: page.state["presses"] == 1)  # the acknowledgement
+    page.follow(is_idle)
     assert kernel.run("%gpupool interrupt").text.startswith("No rank is busy.")
     for press in ("interrupt", "nonsense", "hello"):
         page.send(press)
-    page.follow(lambda page: page.view["answers"] == 2)
-    assert (page.view["presses"], page.view["state"]) == (2, "idle")
+    page.follow(lambda page: page.state["answers"] == 2)
+    assert is_idle(page)
     assert kernel.run("%spmd rank").status == "ok"
 
 
 def test_a_press_that_is_heard_late_does_not_meet_the_next_cell(kernel: Kernel, page: Page) -> None:
-    sleep = "%%spmd --nowait\nimport time\ntime.sleep(60)"
-    page.run(sleep, lambda page: page.view["state"] == "busy")
-    ended = page.view
+    page.run(SLEEP, is_busy)
+    ended = page.state["meant"]
     page.send("interrupt")
-    page.follow(lambda page: page.view["state"] == "idle")
-    page.run(sleep, lambda page: page.view["state"] == "busy")
-    page.send("interrupt", view=ended)
-    page.follow(lambda page: "had already finished" in page.view["note"])
-    assert page.view["state"] == "busy"
+    page.follow(is_idle)
+    page.run(SLEEP, is_busy)
+    page.send("interrupt", meant=ended)
+    page.follow(lambda page: "had already finished" in page.parts["buttons"])
+    assert is_busy(page)
     page.send("interrupt")
-    page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
+    page.follow(is_idle)
 
 
 def test_shut_down_ends_the_pool_and_says_so(kernel: Kernel, page: Page) -> None:
     page.send("stop")
-    page.follow(is_over)
-    assert page.view["presses"] == 1
-    assert page.view["notice"] == "shut down with the button of its bar"
+    page.follow(lambda page: ">stopped<" in page.html and "still" in page.state)
     assert "shut down with the button of its bar" in page.html
+    assert page.state["still"]["text/html"] == page.html  # for a page that was loaded again
+    assert "gpl-" + page.uid not in page.html
     refused = kernel.run("%gpupool log")
     assert "(the last one was shut down with the button of its bar)" in refused.error_text

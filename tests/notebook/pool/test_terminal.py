@@ -65,7 +65,7 @@ outputs = gpupool.predict(Slow(8, 2), data, batch_size=120)
 
 
 # what is seen of these before they go on
-DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r" of 6,000 samples \[00:", "PREDICTING")]
+DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r"/6000 \[00:", "PREDICTING")]
 
 
 def shown(folder: Path, is_terminal: bool) -> dict[str, str]:
