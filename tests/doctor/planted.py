@@ -165,40 +165,56 @@ def pictures() -> ImageDatastore:
 
 def cases() -> Iterator[Case]:
     """All 16."""
-    reading = {"workers": 0}
-    half = COMPUTE_S / (BATCH // 2)  # a sample, so that reading takes as long as computing
-    yield Case("slow store", "data", 0.5, data=lambda: SlowSamples(half), options=reading)
-    computing = SlowSamples(half, computes=True)
-    yield Case("slow decode", "data", 0.5, data=lambda: computing, options=reading)
+    here, sample_s = {"workers": 0}, COMPUTE_S / (BATCH // 2)  # so reading takes as long as forward
+    one: dict[str, Any] = {"verdict": "slow rank", "rank": 1, "share": 0.5}
+    wide = network(width=4096, seconds=0.0)[0]  # type: ignore[index]
+    large = nn.Sequential(wide, nn.Linear(4096, 12_000), nn.Linear(12_000, 3))
+    often: dict[str, Any] = {"verdict": "validating", "share": 2 / 3}
+
+    def own(**how: Any) -> Callable[[], Any]:
+        return lambda: SlowSamples(sample_s, **how)
+
+    yield Case("slow store", "data", 0.5, data=own(), options=here)
+    yield Case("slow decode", "data", 0.5, data=own(computes=True), options=here)
     yield Case("slow transform", "data", data=pictures)
-    on_one = {"rank": 1, "share": 0.5}
-    slow_there = lambda: SlowSamples(half, 1)  # noqa: E731
+    yield Case("data of one rank", **one, cause="data", data=own(rank=1), options=here)
+    neighbour = network(Wait(COMPUTE_S, 1))
+    yield Case("neighbour on one rank", **one, cause="compute", model=lambda: neighbour)
     yield Case(
-        "data of one rank", "slow rank", **on_one, cause="data", data=slow_there, options=reading
+        "backward of one rank", **one, cause="compute", model=lambda: network(SlowBackward())
     )
-    neighbour = lambda: network(Wait(COMPUTE_S, 1))  # noqa: E731
-    yield Case("a neighbour on one rank", "slow rank", **on_one, cause="compute", model=neighbour)
-    backward = lambda: network(SlowBackward())  # noqa: E731
-    yield Case("backward of one rank", "slow rank", **on_one, cause="compute", model=backward)
-    calls = {"callbacks": [in_callback(1)]}
-    yield Case("callback of one rank", "slow rank", **on_one, cause="callbacks", options=calls)
-    optimizer = {"optimizer": SlowOptimizer}
-    yield Case("optimizer of one rank", "slow rank", **on_one, cause="optimizer", options=optimizer)
-    large = lambda: nn.Sequential(
-        network(width=4096, seconds=0.0)[0], nn.Linear(4096, 12_000), nn.Linear(12_000, 3)
-    )  # type: ignore[index]
-    yield Case("200 MB of gradients", "communication", model=large, data=lambda: plain(25))
-    small = lambda: network(seconds=0.0)  # noqa: E731
-    yield Case("tiny batch", "too small", model=small, data=lambda: plain(400))
+    yield Case(
+        "callback of one rank",
+        **one,
+        cause="callbacks",
+        options={"callbacks": [in_callback(1)]},
+    )
+    yield Case(
+        "optimizer of one rank", **one, cause="optimizer", options={"optimizer": SlowOptimizer}
+    )
+    yield Case("200 MB of gradients", "communication", model=lambda: large, data=lambda: plain(25))
+    yield Case(
+        "tiny batch", "too small", model=lambda: network(seconds=0.0), data=lambda: plain(400)
+    )
     yield Case("item() each step", "balanced", loss=item_each_step)
-    saves = lambda: network(width=100_000)  # noqa: E731
-    yield Case("checkpoint each step", "saving", model=saves, options={"checkpoint_every": 1})
-    every = {"validate_every": 2}
     yield Case(
-        "validation each 2 steps", "validating", 2 / 3, options=every, validation=lambda: plain(4)
+        "checkpoint each step",
+        "saving",
+        model=lambda: network(width=100_000),
+        options={"checkpoint_every": 1},
     )
-    measured = {"validate_every": 2, "metrics": [slow_metric]}
-    yield Case("slow metric", "validating", 2 / 3, options=measured, validation=lambda: plain(2))
+    yield Case(
+        "validation each 2 steps",
+        **often,
+        options={"validate_every": 2},
+        validation=lambda: plain(4),
+    )
+    yield Case(
+        "slow metric",
+        **often,
+        options={"validate_every": 2, "metrics": [slow_metric]},
+        validation=lambda: plain(2),
+    )
     yield Case("heavy callback", "callbacks", 0.5, options={"callbacks": [in_callback()]})
     yield Case("nothing at all", "balanced")
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from gpupool.core.formatting import clock_time
+from gpupool.notebook.doctor_view import shares_html
 from gpupool.notebook.monitor import words
+from gpupool.training.doctor import Shares
 from gpupool.training.history import TrainingHistory
 
 
@@ -64,7 +66,8 @@ def ranks(history: TrainingHistory) -> str:
         f'<b class="gpm-rank-title">{words.rank_title(history)}</b> '
         f'<span class="gpm-rank-summary">{words.rank_summary(history)}</span></summary>'
         f'<div class="gpm-scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{shares_html(Shares.of_history(history))}</details>"
     )
 
 

@@ -19,11 +19,13 @@ from gpupool.core.formatting import (
     shortened,
 )
 from gpupool.core.wire.events import RankEvent
+from gpupool.training.doctor import diagnose
 from gpupool.training.history import TrainingHistory, after, best_of, figure, many, no_improvement
 
 Rows = list[tuple[str, str]]
 Table = list[tuple[str, Rows]]
 
+_TOLD = 0.2  # of the time
 MAX_WARNINGS = 3
 MAX_LABEL_CHARS = 25  # of a row of the table: there is no more room
 HINT = "To stop, press the stop button of the notebook."
@@ -78,14 +80,12 @@ def notice(history: TrainingHistory) -> str:
 
 
 def bottleneck(history: TrainingHistory) -> str:
-    """What holds the training up, and what to change; "" if so little of it was waiting."""
-    if history.data_wait_s < 1 or history.data_wait_share <= 0.3:
+    """What holds the training up, and what to change; "" if that is less than a fifth of it."""
+    found = diagnose(history)
+    # Short steps are as they are: nobody has to be told while they run.
+    if found.share < _TOLD or found.verdict == "too small":
         return ""
-    return (
-        f"Waiting for data: {_waiting(history)}. Make the transform faster, keep the "
-        "files on this host (ds.cached(limit_gib)), give each rank more cores, or try more "
-        "workers=."
-    )
+    return f"{found.sentence} Next: {found.next_step}"
 
 
 def _waiting(history: TrainingHistory) -> str:

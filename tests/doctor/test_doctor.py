@@ -1,0 +1,223 @@
+"""Verdicts of what ranks report, and what is measured on ranks: scaling, the machine, operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gpupool
+from gpupool import Pool, TrainingOptions, TrainingRun
+from gpupool.core.errors import OptionsError, SpmdError
+from gpupool.core.wire.events import PHASES, RankEvent, StepEvent
+from gpupool.notebook import doctor_view
+from gpupool.notebook.magics import commands
+from gpupool.training import doctor, machine
+from gpupool.training.doctor import Diagnosis, diagnose
+from gpupool.training.history import TrainingHistory
+from gpupool.training.scaling import Scaling, Size
+from tests.doctor import planted
+from tests.support.pools import Pools
+from tests.support.raising import raises
+from tests.support.trainings import Slow, network, samples, train_on
+
+USUAL = {"data": 1.0, "compute": 90.0, "exchange": 4.0, "optimizer": 3.0, "rest": 2.0}
+
+
+def history(*ranks: dict[str, float], num_steps: int = 40, step_s: float = 0.1) -> TrainingHistory:
+    """Of a training whose ranks have spent these seconds in all."""
+    found = TrainingHistory()
+    for step in range(1, num_steps + 1):
+        found.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 0.1 * step, 0.0))
+    for rank, more in enumerate(ranks):
+        spent = {**USUAL, **more}
+        found.add(RankEvent(rank, num_steps, step_s, step_s, spent=spent))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "verdict", "rank", "cause"),
+    [
+        ([{}, {}], "balanced", None, ""),
+        ([{"data": 60.0}, {"data": 55.0}], "data", None, ""),
+        ([{"compute": 40.0, "exchange": 54.0}, {}], "slow rank", 1, "compute"),
+        ([{}, {"compute": 40.0, "exchange": 4.0, "data": 50.0}], "balanced", None, ""),
+        ([{"exchange": 49.0, "compute": 45.0}] * 2, "communication", None, ""),
+        ([{"callbacks": 40.0}] * 2, "callbacks", None, ""),
+        ([{"validating": 70.0}] * 2, "validating", None, ""),
+        ([{"saving": 60.0, "exchange": 4.0}, {"exchange": 64.0}], "saving", None, ""),
+        ([{}], "balanced", None, ""),
+    ],
+)
+def test_a_verdict(ranks: list[dict[str, float]], verdict: str, rank: Any, cause: str) -> None:
+    found = diagnose(history(*ranks))
+    if (verdict, len(ranks)) == ("balanced", 2) and "data" in ranks[1]:
+        # Half of one rank's time is data, and the other does not wait for it: nothing explains it.
+        assert found.verdict != "slow rank"
+        return
+    assert (found.verdict, found.rank, found.cause) == (verdict, rank, cause)
+    assert found.next_step
+    assert found.share >= doctor.WORTH or verdict == "balanced"
+    assert found.sentence in repr(found)
+
+
+def test_a_short_step_is_too_small_and_three_steps_say_nothing() -> None:
+    small = {"compute": 20.0, "rest": 60.0, "exchange": 12.0}
+    assert diagnose(history(small, small, step_s=0.002)).verdict == "too small"
+    found = diagnose(history({}, {}, num_steps=3))
+    assert (found.verdict, found.next_step) == ("unknown", "train longer: max_steps=100 is enough.")
+    assert diagnose(TrainingHistory()).verdict == "unknown"
+
+
+def test_what_one_rank_cannot_measure_is_said() -> None:
+    assert any("one rank" in what for what in diagnose(history({})).missing)
+
+
+@pytest.mark.parametrize("name", ["heavy callback", "neighbour on one rank"])
+def test_a_planted_cause_is_found(pools: Pools, name: str) -> None:
+    (case,) = (case for case in planted.cases() if case.name == name)
+    found = planted.examined(case, pools[2])
+    assert (found.verdict, found.rank, found.cause) == (case.verdict, case.rank, case.cause)
+
+
+def test_a_result_has_shares_a_verdict_and_the_dearest_operators(
+    pools: Pools, tmp_path: Path
+) -> None:
+    result = train_on(pools[2], network(), samples(400), batch_size=8, profile=str(tmp_path))
+    assert set(result.shares.by_rank) <= {0, 1}
+    for of_rank in result.shares.by_rank.values():
+        assert sum(of_rank.values()) == pytest.approx(1.0)
+        assert tuple(of_rank) == PHASES
+    assert isinstance(result.doctor(), Diagnosis)
+    assert result.profile is not None
+    assert 0 < len(result.profile.rows()) <= 10
+    assert any("linear" in row[0] or "addmm" in row[0] for row in result.profile.rows())
+    assert len(list(tmp_path.glob("rank-*.pt.trace.json.gz"))) == 2
+
+
+# ---- scaling -------------------------------------------------------------------------------------
+
+
+def test_scaling_trains_on_the_first_ranks_and_compares(pools: Pools) -> None:
+    model = network()
+    before = [one.clone() for one in model.parameters()]
+    options = TrainingOptions(batch_size=8)
+    found = gpupool.scaling(model, samples(64), options, repeats=1, steps=20, pool=pools[3])
+    assert [(one.num_ranks, one.batch_size) for one in found.sizes] == [(1, 8), (2, 16), (3, 24)]
+    assert found.speedup(found.sizes[0]) == found.efficiency(found.sizes[0])[0] == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    strong = gpupool.scaling(
+        model, samples(64), options, (3,), "strong", repeats=1, steps=20, pool=pools[3]
+    )
+    assert [(one.num_ranks, one.batch_size) for one in strong.sizes] == [(3, 8)]
+    assert dict(pools[3].run("rank")) == {0: 0, 1: 1, 2: 2}  # and the pool is as it was
+
+
+def test_the_sentence_of_scaling_names_what_takes_the_time() -> None:
+    def size(num: int, rate: float, exchange: float) -> Size:
+        shares = {**dict.fromkeys(PHASES, 0.0), "compute": 1 - exchange, "exchange": exchange}
+        return Size(num, 8 * num, (rate, rate * 0.98, rate * 1.02), shares)
+
+    found = Scaling("weak", (size(1, 100, 0), size(4, 360, 0.12), size(8, 690, 0.31)))
+    assert found.sentence == "8 ranks give 6.9 x; from 4 on communication takes 31.0 %."
+    assert found.efficiency(found.sizes[2]) == pytest.approx((0.8625, 0.84525, 0.87975))
+    assert len(found.table()) == 3
+    shown = doctor_view.scaling_html(found)
+    assert found.sentence in shown
+    assert "data:image/svg+xml" in shown
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"ranks": (1, 4)}, "ranks=4"),
+        ({"ranks": ()}, "ranks"),
+        ({"steps": 3}, "steps=3"),
+        ({"mode": "fast"}, "mode='fast'"),
+    ],
+)
+def test_scaling_that_cannot_be_is_one_sentence(
+    pools: Pools, wrong: dict[str, Any], said: str
+) -> None:
+    with raises(OptionsError, said):
+        gpupool.scaling(network(), samples(64), pool=pools[2], **wrong)
+
+
+class Failing(nn.Linear):
+    """Fails in its first step, on one rank."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if torch.distributed.get_rank() == 1:
+            raise ValueError("not today")
+        return super().forward(inputs)
+
+
+def test_a_network_that_fails_on_a_part_of_the_ranks_costs_no_pool(pools: Pools) -> None:
+    with pytest.raises(SpmdError, match="not today"):
+        gpupool.scaling(Failing(8, 3), samples(64), ranks=(2,), repeats=1, pool=pools[3])
+    assert pools[3].run("rank")[2] == 2
+
+
+# ---- the machine, and the magic ------------------------------------------------------------------
+
+
+def test_the_machine_has_a_row_for_each_thing(pools: Pools, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(1000))
+    found = machine.examine(pools[2], str(tmp_path))
+    assert [what for what, _, _ in found] == [
+        *("GPUs", "cores", "shared memory", "all-reduce"),
+        str(tmp_path),
+    ]
+    assert all(found for _, found, _ in found)
+    assert "all-reduce" in doctor_view.machine_html(found)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (
+            "\tGPU0\tGPU1\tCPU\nGPU0\t X \tNV18\t0-15\nGPU1\tNV18\t X \t0-15",
+            "NVLink (18 links a pair)",
+        ),
+        ("\tGPU0\tGPU1\tNIC0\nGPU0\t X \tPHB\tSYS\nGPU1\tPHB\t X \tSYS", "PCIe, through the CPU"),
+        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-15", ""),
+        ("", ""),
+    ],
+)
+def test_how_gpus_are_joined(matrix: str, words: str) -> None:
+    assert machine.links_of(matrix) == words
+
+
+def test_the_magic_looks_at_the_last_training_and_at_the_machine_before(
+    pool2: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "last", None)
+    assert isinstance(commands.run("doctor"), machine.Machine)
+    monkeypatch.setattr(doctor, "last", history({}, {}))
+    found = commands.run("doctor")
+    assert isinstance(found, Diagnosis)
+    assert found.verdict == "balanced"
+    assert isinstance(commands.run("doctor machine"), machine.Machine)
+
+
+def test_a_training_that_runs_has_a_verdict_too(pools: Pools) -> None:
+    options = TrainingOptions(batch_size=4, epochs=10_000)
+    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+    try:
+        assert isinstance(run.doctor(), Diagnosis)
+        with pytest.raises(gpupool.StillRunningError):
+            machine.examine(pools[2])
+    finally:
+        run.stop()
+        run.result()
+
+
+def test_the_picture_has_a_bar_for_each_rank() -> None:
+    found = diagnose(history({"data": 60.0}, {"data": 55.0}))
+    shown = doctor_view.diagnosis_html(found)
+    assert shown.count('role="img"') == 2
+    assert found.sentence in shown
