@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from os.path import splitext
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpupool.data.stores.interface import FileRef
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 # Pictures by their names, which may be of formats that no library here decodes.
-_OTHER_EXTENSIONS = {
+OTHER_EXTENSIONS = {
     *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jxl"),
     *(".arw", ".cr2", ".dng", ".nef", ".pgm", ".pnm", ".ppm", ".tif", ".tiff"),
 }
@@ -83,7 +83,7 @@ def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> li
     """
     found = list_folder(folder)
     extensions = [extensions] if isinstance(extensions, str) else extensions
-    _warn_of_pictures((file.path for file in found), extensions)
+    warn_of_pictures((file.path for file in found), extensions)
     endings = tuple(extension.lower() for extension in extensions)
     files = [file for file in found if file.path.lower().endswith(endings)]
     if not files:
@@ -99,14 +99,16 @@ def table(folder: Folder, found: Sequence[FileRef]) -> Files:
     return Files.of((folder,), (file.path for file in found), rows)
 
 
-def _warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
+def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:
     """Say how many pictures `extensions` leave out; who chooses them knows what is left out."""
-    if tuple(extensions) != IMAGE_EXTENSIONS:
-        return
+    if tuple(extensions) == IMAGE_EXTENSIONS:
+        advice = 'take them too with extensions=(".jpg", ...), or convert them'
+        warn_left_out(paths, OTHER_EXTENSIONS, advice)
+
+
+def warn_left_out(paths: Iterable[str], endings: Set[str], advice: str) -> None:
+    """Say how many of `paths`, which nobody takes, look by their endings as if they were meant."""
     found = Counter(splitext(path)[1].lower() for path in paths)
-    if others := {ending: found[ending] for ending in sorted(_OTHER_EXTENSIONS & set(found))}:
+    if others := {ending: found[ending] for ending in sorted(endings & set(found))}:
         shown = ", ".join(f"{ending} {number:,}" for ending, number in others.items())
-        warn(
-            f"files are left out: {sum(others.values()):,} ({shown}); "
-            'take them too with extensions=(".jpg", ...), or convert them'
-        )
+        warn(f"files are left out: {sum(others.values()):,} ({shown}); {advice}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,9 @@ from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.terminal import plain, without_controls
 from gpupool.data.reading.shards import Indices
+
+# What Windows and careless programs write for a slash.
+_NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
 UrlOf = Callable[[int], str]
@@ -101,6 +105,15 @@ def warn(message: str) -> None:
 
 def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str]:
     """The name of the folder that each file lies in."""
+    odd = next((place for place, path in enumerate(paths) if _NO_SLASH.search(path)), None)
+    if odd is not None:
+        raise DataError(
+            f"{url_of(odd)} has backslashes or %2F in its name, where slashes may be meant, so no "
+            "folder says what it is; upload it again with slashes, or pass labels= a function from "
+            "an image's URL to its label",
+            "slashes",
+            url=url_of(odd),
+        )
     # A file at the top has the name of the datastore itself, or of its tar, as its folder.
     folders = [posixpath.dirname(path) for path in paths]
     names = [

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from itertools import groupby
+from os.path import splitext
 from typing import Any
 
 from gpupool.core.errors import DataError, DataNotFoundError
@@ -27,7 +28,13 @@ from gpupool.core.terminal import without_controls
 from gpupool.data.cache.cache import kept
 from gpupool.data.cache.cache_folder import cache_folder
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.images import IMAGE_EXTENSIONS, list_folder
+from gpupool.data.datastores.images import (
+    IMAGE_EXTENSIONS,
+    OTHER_EXTENSIONS,
+    list_folder,
+    warn_left_out,
+    warn_of_pictures,
+)
 from gpupool.data.datastores.labels import Labels, labelled
 from gpupool.data.datastores.table import Files
 from gpupool.data.stores.folder import Folder
@@ -41,7 +48,9 @@ _RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, abo
 _KEPT_BYTES = 1 << 30  # of indices
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
 _MAX_TEXT_BYTES = 1 << 24  # a member larger than this is no label
+_COMPRESSED = {".bz2", ".gz", ".tgz", ".xz", ".zst"}
 Sample = tuple[str, int, int, str]  # the name of its image, where that starts, its size; the label
+Found = tuple[list[Sample], list[str]]  # of a tar; and the names of other pictures
 
 
 class TarDatastore(Datastore):
@@ -79,15 +88,17 @@ class TarDatastore(Datastore):
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
         extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
-        rows, paths, texts = list[tuple[int, ...]](), list[str](), list[str]()
+        rows, paths, texts, left = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
         index = in_threads(partial(_kept_samples, endings=endings, where=where), tars, _AT_ONCE)
         with progress("Reading headers", len(tars), "tars") as bar:
-            for number, samples in enumerate(index):
+            for number, (samples, others) in enumerate(index):
+                left += others
                 for path, start, size, text in samples:
                     rows.append((number, tars[number].file.version, size, start))
                     paths.append(path)
                     texts.append(text)
                 bar.advance()
+        warn_of_pictures(left, extensions)
         if not rows:
             raise DataNotFoundError(
                 f"the {len(tars):,} tars at {tars[0].shown_url} hold no images with extension "
@@ -137,10 +148,12 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
             "several are named by `*`",
             "nothing",
         )
+    if not is_named:
+        warn_left_out((file.path for file in files), _COMPRESSED, "unpack them first")
     return tars
 
 
-def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> Found:
     """As `_samples`; from the cache folder, if the tar has a version and was read before."""
     url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
     if not version:
@@ -150,17 +163,17 @@ def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample
     def read() -> bytes:
         return json.dumps(_samples(tar, endings, where)).encode()
 
-    samples: list[Sample] = json.loads(kept(cache_folder("tars"), _KEPT_BYTES, key, read))
-    return samples
+    found: Found = json.loads(kept(cache_folder("tars"), _KEPT_BYTES, key, read))
+    return found
 
 
-def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
+def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> Found:
     """The image of each sample of a tar that has one; its label lies `where`, "" for nowhere.
 
     Raises DataError if the tar is damaged or compressed, or a sample has several images or none of
     the labels; and what `Source.read` raises.
     """
-    url, samples = tar.source.name(tar.file.path), list[Sample]()
+    url, samples, others = tar.source.name(tar.file.path), list[Sample](), list[str]()
     try:
         file: Any = _Headers(tar)
         # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
@@ -169,6 +182,7 @@ def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
             for key, members in groupby(_regular(opened), _key_of):
                 sample = {member.name.lower(): member for member in members}
                 images = [one for name, one in sample.items() if key and name.endswith(endings)]
+                others += [name for name in sample if splitext(name)[1] in OTHER_EXTENSIONS]
                 if len(images) > 1:
                     raise DataError(
                         f"the sample {tar.name(key)} has {len(images)} images, {images[0].name} "
@@ -193,7 +207,7 @@ def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> list[Sample]:
             "no tar",
             url=url,
         ) from None
-    return samples
+    return samples, others
 
 
 def _regular(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -26,6 +26,7 @@ from gpupool.engine.batches.form import main_output, part_of
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.named import named
 from gpupool.engine.metrics.states import MeanOf, OfTorchmetrics
+from gpupool.engine.numerics.losses import side_by_side
 
 Picked = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -119,7 +120,9 @@ def mean_of(function: Callable[[Any, Any], Any], pick: Picked) -> MeanOf:
         outputs, targets = pick(outputs, targets)
         first = first_tensor(targets)
         num = 1 if first is None or not first.ndim else len(first)
-        return torch.as_tensor(function(outputs, targets), dtype=torch.float64) * num, num
+        with side_by_side(outputs, targets):
+            value = torch.as_tensor(function(outputs, targets), dtype=torch.float64)
+        return value * num, num
 
     return MeanOf(sums)
 

@@ -11,6 +11,7 @@ from the targets alone, before the loss is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.options.named_measures import LOSSES, check_loss, name_of
-from gpupool.data.reading.trees import first_tensor
+from gpupool.data.reading.trees import first_tensor, tensors
 from gpupool.engine.batches.form import has_part, label_of, main_output, part_of
 
 # A class that is derived from one of these may compute another mean.
@@ -106,6 +108,20 @@ def _nothing(outputs: Any, targets: Any) -> Tensor:
 
 NO_LOSS = Loss(_nothing)
 """Where only metrics are wanted."""
+
+
+def add_gradient(loss: Tensor) -> None:
+    """`loss.backward()`; TrainingError where the loss mixes numbers of two precisions."""
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if not str(error).startswith("Found dtype"):
+            raise
+        raise TrainingError(
+            f"the loss mixes numbers of two precisions ({error}): targets made of Python floats "
+            "are float64, the outputs are not. Take targets.float() in the loss, or give float32 "
+            "in the data set."
+        ) from None
 
 
 # ---- classes and numbers: torch's modules -------------------------------------------------------
@@ -250,7 +266,8 @@ def _check_module(loss: nn.Module) -> None:
 
 
 def _one_number(function: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> Tensor:
-    mean = function(outputs, targets)
+    with side_by_side(outputs, targets):
+        mean = function(outputs, targets)
     if not isinstance(mean, Tensor) or mean.ndim:
         found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
         raise TrainingError(
@@ -258,6 +275,38 @@ def _one_number(function: Callable[[Any, Any], Any], outputs: Any, targets: Any)
             "a tensor of one number."
         )
     return mean
+
+
+def side_by_side(outputs: Any, targets: Any) -> AbstractContextManager[Any]:
+    """Inside, a function of the user's that makes (N, N) of outputs (N, 1) and targets (N,), or the
+    reverse, is refused: it compares each sample with those that happen to be on its rank."""
+    shapes = {tuple(one.shape) for one in tensors([outputs, targets])}
+    pairs = [{shape, (*shape, 1)} for shape in shapes if len(shape) == 1 and shape[0] > 1]
+    return next((_Paired(pair) for pair in pairs if pair <= shapes), nullcontext())
+
+
+class _Paired(TorchFunctionMode):
+    """Raises TrainingError where tensors of these two shapes become one of each with each."""
+
+    def __init__(self, shapes: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self._shapes = shapes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        pair = [part for part in args[:2] if isinstance(part, Tensor)]
+        is_mixed = {tuple(part.shape) for part in pair} == self._shapes
+        # Of one storage they are a vector and its own column, as losses over pairs have them.
+        is_mixed = is_mixed and len({part.untyped_storage().data_ptr() for part in pair}) == 2
+        is_loss = is_mixed and func.__name__.endswith("_loss")
+        found = None if is_loss else func(*args, **(kwargs or {}))
+        # Others take both as well, and compare nothing: view_as, type_as.
+        if is_loss or (is_mixed and getattr(found, "shape", None) == (len(pair[0]),) * 2):
+            raise TrainingError(
+                f"the loss takes numbers of the shapes {tuple(pair[0].shape)} and "
+                f"{tuple(pair[1].shape)} together: each would be compared with each. Give outputs "
+                "and targets the same shape, by squeeze(-1) or unsqueeze(-1)."
+            )
+        return found
 
 
 # ---- a loss that the network gives, and over how much a loss is a mean ------------------------

@@ -28,7 +28,7 @@ from gpupool.engine.batches.share import Share
 from gpupool.engine.metrics.evaluation import count_correct
 from gpupool.engine.numerics.ddp import StepBuffers, wrap_ddp
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
-from gpupool.engine.numerics.losses import Loss
+from gpupool.engine.numerics.losses import Loss, add_gradient
 from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics
@@ -122,7 +122,7 @@ class TrainingStep:
                     weighted_loss = run.scaler.scale(weighted_loss)
                 if syncs and run.world.size > 1:
                     self._timer.begin_backward(weighted_loss)
-                weighted_loss.backward()
+                add_gradient(weighted_loss)
                 self._timer.end_backward()
                 metrics.append(of_part)
         self._buffers.after_backward(share)  # where rank 0 had no samples, they are another's

@@ -37,8 +37,7 @@ class LoopViews:
         self._lock, self._showing = threading.Lock(), threading.RLock()
         self._bars = RankBars()
         self._new: list[MonitorEvent] = []
-        self._histories: dict[int, LoopHistory] = {}
-        self._views: dict[int, LiveMonitor] = {}
+        self._shown: dict[int, tuple[LoopHistory, LiveMonitor]] = {}
         self._lines: dict[int, MonitorLines] = {}
 
     def take(self, events: Sequence[Event]) -> None:
@@ -56,12 +55,10 @@ class LoopViews:
                 new, self._new = self._new, []
             for event in new:
                 if in_notebook():
-                    self._history_of(event).add(event)
+                    self._show(event)
                 if not in_notebook() or not has_reader():
                     stream = sys.stdout if in_notebook() else sys.stderr
                     self._lines.setdefault(event.number, MonitorLines(stream))(event)
-            for number in sorted({event.number for event in new} & self._histories.keys()):
-                self._show(number)
 
     def finish(self) -> None:
         """The cell is over: leave the last picture of each, and show at once what still comes."""
@@ -69,26 +66,23 @@ class LoopViews:
             self._bars.close()
         with self._showing:
             self.tick()
-            for number, history in self._histories.items():
+            for history, view in self._shown.values():
                 history.end()
-                self._show(number)
+                view(history)
             self._is_over, self._stop_wish = True, None  # nobody is there to heed it
 
-    def _history_of(self, event: MonitorEvent) -> LoopHistory:
+    def _show(self, event: MonitorEvent) -> None:
         # imported here: a cell without a monitor is quicker
+        from gpupool.notebook.monitor.live import LiveMonitor
         from gpupool.notebook.monitor.loop_history import LoopHistory
 
-        if event.number not in self._histories:
-            hears_stop = self._stop_wish is not None
-            self._histories[event.number] = LoopHistory(event, hears_stop=hears_stop)
-        return self._histories[event.number]
-
-    def _show(self, number: int) -> None:
-        from gpupool.notebook.monitor.live import LiveMonitor
-
-        history = self._histories[number]
-        if number in self._views:
-            self._views[number](history)
+        if event.number in self._shown:
+            history, view = self._shown[event.number]
+            history.add(event)
+            view(history)
         else:
+            history = LoopHistory(event, hears_stop=self._stop_wish is not None)
+            history.add(event)
             wish = self._stop_wish or threading.Event()
-            self._views[number] = LiveMonitor(wish.set, history, Place(self._beside))
+            view = LiveMonitor(wish.set, history, Place(self._beside))
+            self._shown[event.number] = history, view

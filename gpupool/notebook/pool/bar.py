@@ -112,14 +112,10 @@ def _facts(status: PoolStatus, *more: str) -> list[str]:
 
 def _details(status: PoolStatus) -> str:
     """The ranks, and what else there is to know."""
-    rows = [
-        ("backend", _backend(status)),
-        ("process group", f"formed {status.generation} time{'s' * (status.generation != 1)}"),
-        ("environment", f"{', '.join(status.env)} (values hidden)" if status.env else NONE),
-        ("credentials", status.credentials or NONE),
-        ("idle timeout", _limit(status)),
-    ]
-    return markup.table(_RANK_COLUMNS, rank_rows(status)) + markup.table(("", ""), rows)
+    more = [f"process group formed {status.generation} time{'s' * (status.generation != 1)}"]
+    more += [f"env: {', '.join(status.env)} (values hidden)"] if status.env else []
+    more += [status.credentials] if status.credentials else []
+    return markup.table(_RANK_COLUMNS, rank_rows(status)) + markup.muted(" · ".join(more))
 
 
 def _backend(status: PoolStatus) -> str:

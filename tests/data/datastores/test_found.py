@@ -9,12 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.tar import TarDatastore
 from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.stores.folder import Folder
+from tests.data.datastores.test_tar import shard
 from tests.data.pictures import image_file
 from tests.support.raising import raises
 
@@ -65,6 +68,25 @@ def test_what_can_be_neither_read_nor_entered_is_named(tmp_path: Path) -> None:
         with raises(DataError, kind="unreadable", url=str(place)):
             Folder(str(tmp_path)).list_files()
         place.unlink()
+
+
+def test_tars_say_what_they_leave_out(tmp_path: Path) -> None:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    (tmp_path / "0.tar").write_bytes(shard(0, 2, bmp=b"x"))
+    (tmp_path / "1.tar.gz").write_bytes(b"x")
+    _, found = told(TarDatastore, tmp_path)
+    assert [".gz 1" in found[0], ".bmp 2" in found[1]] == [True, True]
+
+
+@pytest.mark.parametrize("sign", ["\\", "%2F"])
+def test_names_with_other_slashes_say_no_class(sign: str) -> None:
+    root = f"memory://slashes{len(sign)}"
+    names = [f"set{sign}a{sign}1.png", f"set{sign}b{sign}1.png"]
+    fsspec.filesystem("memory").pipe({f"/slashes{len(sign)}/{name}": b"x" for name in names})
+    with raises(DataError, "labels=", f"{root}/{names[0]}", kind="slashes"):
+        ImageDatastore(root)
+    ds = ImageDatastore(root, labels=lambda url: url.split(sign)[-2])
+    assert ds.classes == ["a", "b"]
 
 
 READINGS = [  # files, and whether they can be read in several ways

@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES
 from gpupool.engine.metrics.evaluation import count_correct
-from gpupool.engine.numerics.losses import make_loss
+from gpupool.engine.metrics.metrics import make_metrics
+from gpupool.engine.numerics.losses import add_gradient, make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
@@ -121,6 +122,7 @@ class Learned(nn.Module):
 
 
 PIXELS = torch.tensor([[0, 255], [-100, 2]])
+FOUR = numbers(4, 1).requires_grad_()
 
 
 @pytest.mark.parametrize(
@@ -138,11 +140,36 @@ PIXELS = torch.tensor([[0, 255], [-100, 2]])
         ("cross_entropy", (numbers(4, 3), numbers(4, 3)), labels(4), (" tuple",)),
         ("output", numbers(4, 3), labels(4), (" Tensor",)),
         ("cross_entropy", numbers(2, 3, 2), PIXELS, (" 255 ", " 3 outputs", "ignore_index=")),
+        # each with each
+        (lambda o, t: ((o.tanh() - t) ** 2).mean(), FOUR, numbers(4), ("(4, 1)", "(4,)")),
+        (functional.mse_loss, numbers(4), numbers(4, 1), ("(4, 1)", "(4,)")),
+        (lambda o, t: (o["y"] - t).mean(), {"y": FOUR}, numbers(4), ("(4, 1)", "(4,)")),
+        # two precisions
+        (lambda o, t: functional.huber_loss(o, t), FOUR.float(), numbers(4, 1), (".float()",)),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Any, outputs: Any, targets: Any, names: Any) -> None:
     with raises(TrainingError, *names):
-        make_loss(loss).mean(outputs, targets)
+        add_gradient(make_loss(loss).mean(outputs, targets))
+
+
+def test_a_function_that_fits_the_shapes_itself_is_left_alone() -> None:
+    def squeezed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs.squeeze(1), targets)
+
+    def of_pairs(outputs: Tensor, targets: Tensor) -> Tensor:
+        is_later = targets[:, None] > targets
+        return (outputs.T - outputs).where(is_later, 0).mean()
+
+    def viewed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.mse_loss(outputs, targets.view_as(outputs).type_as(outputs))
+
+    for loss in (squeezed, of_pairs, viewed):
+        outputs, targets = numbers(4, 1), numbers(4, seed=1)
+        assert torch.equal(make_loss(loss).mean(outputs, targets), loss(outputs, targets))
+    with raises(TrainingError, "(4, 1)", "(4,)"):  # also a metric's
+        metrics = make_metrics([lambda o, t: (o - t).abs().mean()])
+        metrics.update(numbers(4, 1), numbers(4))
 
 
 def test_what_counts_nothing_is_refused() -> None:

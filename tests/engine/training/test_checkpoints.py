@@ -120,6 +120,16 @@ def test_a_gpu_does_not_wait_for_a_copy_and_later_kernels_do_not_change_it() -> 
     assert bool((copy["live"] == 1).all())
 
 
+def test_a_place_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, s3: SeaweedServer
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    os.environ.update(s3.env)
+    for place in (tmp_path / "file", tmp_path / "file" / "run", "s3://no-such-bucket-here/run"):
+        with raises(DataError, str(place)):
+            Checkpoints(str(place)).check()
+
+
 def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     """A file-size limit of this process stands for the disk: the write fails in the middle."""
     checkpoints = Checkpoints(str(tmp_path))

@@ -51,23 +51,16 @@ class Seen:
 
 
 def trained(
-    model: nn.Module | None = None,
-    data: TensorDataset = DATA,
-    validation: Any = None,
-    **values: Any,
+    model: nn.Module | None = None, data: Any = DATA, validation: Any = None, **values: Any
 ) -> Seen:
     """Train in this process, and see what comes of it."""
     options, told = TrainingOptions(**{**BASE, **values}), list[Event]()
+    model, world = model or network(DOUBLE), World(0, 1, torch.device("cpu"))
     with torch.random.fork_rng(devices=[]):
         result = fit(
-            network(DOUBLE) if model is None else model,
-            data,
-            "cross_entropy",
-            options,
-            world=World(0, 1, torch.device("cpu")),
-            validation=validation,
+            model, data, "cross_entropy", options, world=world, validation=validation,
             emit=told.extend,
-        )
+        )  # fmt: skip
     return Seen(options, result, told)
 
 

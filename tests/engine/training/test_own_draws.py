@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import Dataset
 
-from gpupool import TrainingResult
+from gpupool import TrainingOptions, TrainingResult, TrainingRun
 from tests.support.pools import Pools
-from tests.support.trainings import network, samples, train_on, weights
+from tests.support.processes import until
+from tests.support.trainings import DEADLINE_S, network, samples, train_on, weights
 
 DOUBLE = torch.float64
 
@@ -65,3 +68,31 @@ def test_a_resumed_one_is_bitwise_the_one_that_went_on(pools: Pools, tmp_path: P
     resumed = train(pools, 2, resume=True, **kept)
     assert resumed.history.loss[-6:] == whole.history.loss[-6:]
     assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+class Computing(Dataset[Any]):
+    """Samples that hold Python's lock, so that processes read them."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> Any:
+        sum(range(50_000))
+        return torch.full((8,), 1.0 + index % 3, dtype=DOUBLE), index % 3
+
+
+@pytest.mark.long
+def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pools) -> None:
+    pool, options = pools[2], TrainingOptions(workers=2, batch_size=16, epochs=3)
+    found = pool.run(os.getpid)
+    pids = [found[rank] for rank in (0, 1)]
+    run = TrainingRun(pool, network(DOUBLE), Computing(), "cross_entropy", options, None)
+    try:
+        until(lambda: "worker" in run.history.reads.read_by, DEADLINE_S, "workers")
+    finally:
+        run.stop()
+    result = run.result()
+    assert result.stopped_by == "user"
+    assert weights(result.model).isfinite().all()
+    ranks = [psutil.Process(pid) for pid in pids]
+    until(lambda: not any(rank.children() for rank in ranks), DEADLINE_S, "the end of processes")
