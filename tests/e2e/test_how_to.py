@@ -21,7 +21,7 @@ from gpupool import Pool
 pytestmark = pytest.mark.long
 
 FOLDER = Path(__file__).parents[2] / "docs" / "how-to"
-GUIDE = FOLDER.parent / "guides" / "many-networks.md"
+GUIDES = FOLDER.parent / "guides"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [path.stem for path in sorted(FOLDER.glob("from-*.md"))]
 NEEDS = {
@@ -89,6 +89,21 @@ def test_a_page_is_executed(
             raise
 
 
+def execute_guide(stem: str, names: dict[str, Any]) -> None:
+    for code in BLOCK.findall((GUIDES / f"{stem}.md").read_text()):
+        if not code.startswith("%"):
+            exec(compile(code, f"{stem}.md", "exec"), names)
+
+
+def test_the_guide_of_the_doctor_is_executed(
+    pool2: Pool, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    execute_guide("why-slow", names)
+    assert [size.num_ranks for size in names["measured"].sizes] == [1, 2]
+    assert names["result"].profile.rows()
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_the_guide_of_many_networks_is_executed(
@@ -97,9 +112,7 @@ def test_the_guide_of_many_networks_is_executed(
     monkeypatch.chdir(folder)
     pool2.run(os.chdir, str(folder))
     torch.manual_seed(0)
-    for code in BLOCK.findall(GUIDE.read_text()):
-        if not code.startswith("%"):
-            exec(compile(code, GUIDE.name, "exec"), names)
+    execute_guide("many-networks", names)
     assert len(names["trained"]) == len(names["nets"])
     assert names["squares"] == [n**2 for n in range(8)]
     assert [len(names["heard"]), names["error"].first.ename] == [3, "ZeroDivisionError"]

@@ -50,7 +50,7 @@ def as_read(source: str, outputs: list[dict[str, Any]]) -> tuple[str, str, str]:
 
 
 def test_they_are_in_order() -> None:
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07"]
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07", "08"]
 
 
 @pytest.mark.parametrize("path", ALL, ids=NAMES)
@@ -203,3 +203,12 @@ def test_07_a_search_goes_on_where_it_was(run: Run) -> None:
     assert find(cells, "trials=12")[0].count("accuracy") > 0
     assert len(re.findall(r"'(lr|width|depth)': ", find(cells, "get_param_importances")[0])) == 6
     assert float(re.findall(r"'accuracy': ([\d.]+)", find(cells, "evaluate")[0])[0]) > 0.3
+
+
+@pytest.mark.long
+def test_08_the_doctor_finds_the_slow_rank(run: Run) -> None:
+    cells = run("08")
+    assert "all-reduce" in find(cells, "%gpupool doctor")[1]
+    said = next(html for source, _, html in cells if source == "result.doctor()")
+    assert "The others wait for rank 1" in said
+    assert "efficiency" in find(cells, "gpupool.scaling")[1]
