@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 
 NONE = "–"
@@ -153,3 +153,14 @@ def of_memory(used: int | None, total: int | None) -> str:
     size = used / 2**30
     shown = f"{size:.0f}" if size >= 9.95 else f"{size:.1f}"
     return f"{shown}{f' of {total / 2**30:.0f}' if total else ''} GiB"
+
+
+def text_table(lines: Iterable[Sequence[str]]) -> str:
+    """Rows of cells, the first one their header, as columns of text.
+
+    >>> text_table([("name", "n"), ("a", "12")])
+    'name  n\\na     12'
+    """
+    rows = [*lines]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

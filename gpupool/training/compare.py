@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.core.formatting import NONE, duration, number, percent, text_table
 from gpupool.core.options.fields import written
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.training.history import TrainingHistory, best_of, figure
@@ -27,9 +27,7 @@ class Comparison:
     rows: tuple[tuple[str, ...], ...]
 
     def __repr__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(self.columns, *self.rows, strict=True)]
-        lines = [map(str.ljust, row, widths) for row in (self.columns, *self.rows)]
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return text_table([self.columns, *self.rows])
 
 
 def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:

@@ -7,10 +7,11 @@ needs 20 steps, and a slow rank has to explain 80 % of what the others wait.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+from typing import Any
 
-from gpupool.core.formatting import milliseconds
+from gpupool.core.formatting import milliseconds, text_table
 from gpupool.core.wire.events import PHASES
 from gpupool.training.history import TrainingHistory
 
@@ -65,11 +66,11 @@ class Shares:
         return fmean(shares[phase] for shares in self.by_rank.values())
 
     def __repr__(self) -> str:
-        lines = [f"{'rank':>4}  {'  '.join(f'{name:>10}' for name in PHASES)}"]
-        for rank, shares in self.by_rank.items():
-            cells = "  ".join(f"{100 * shares[name]:>8.0f} %" for name in PHASES)
-            lines.append(f"{rank:>4}  {cells}")
-        return "\n".join(lines)
+        rows = [
+            (str(rank), *(_percent(share) for share in shares.values()))
+            for rank, shares in self.by_rank.items()
+        ]
+        return text_table([("rank", *PHASES), *rows])
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ _NEXT = {
     "too small": "a larger batch_size= gives each rank more to compute in a step; so short a step "
     "gains little from more ranks.",
     "validating": "validate_every= with a larger number, or a smaller validation set.",
-    "saving": "checkpoint_every= with a larger number, or a time such as '10min'.",
+    "saving": "checkpoint_every= with a larger number, or a time such as '10m'.",
     "callbacks": "do it every 10th step: `if info.step % 10 == 0`.",
     "balanced": "gpupool.scaling(network, data, options) measures what more ranks would give.",
 }
@@ -122,14 +123,13 @@ _SLOW = {
 def diagnose(history: TrainingHistory) -> Diagnosis:
     """The verdict on a training, also on one that still runs."""
     shares, num_steps = Shares.of_history(history), len(history.steps)
-    missing = _missing(history)
+    known: dict[str, Any] = {"missing": _missing(history), "shares": shares}
     if num_steps < LEAST_STEPS or not shares.by_rank:
         return Diagnosis(
             "unknown",
             f"Too little to say: {num_steps} steps, and a verdict needs {LEAST_STEPS}.",
             "train longer: max_steps=100 is enough.",
-            missing=missing,
-            shares=shares,
+            **known,
         )
     step_s = median(event.step_s or 0.0 for event in history.ranks.values())
     found = max(_causes(shares, step_s), key=lambda one: one.share)
@@ -137,21 +137,11 @@ def diagnose(history: TrainingHistory) -> Diagnosis:
         found = Diagnosis("balanced", _balanced(shares), _NEXT["balanced"])
     evidence = {"a step": milliseconds(step_s), "steps": f"{num_steps:,}"}
     evidence |= {
-        name: f"{100 * shares.mean(name):.0f} % of the time"
+        name: f"{_percent(shares.mean(name))} of the time"
         for name in PHASES
         if shares.mean(name) >= 0.005
     }
-    return Diagnosis(
-        found.verdict,
-        found.sentence,
-        found.next_step,
-        found.share,
-        found.rank,
-        found.cause,
-        found.evidence | evidence,
-        missing,
-        shares,
-    )
+    return replace(found, evidence=evidence, **known)
 
 
 def _causes(shares: Shares, step_s: float) -> list[Diagnosis]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpupool.core.formatting import number, rank_count
+from gpupool.core.formatting import number, rank_count, text_table
 from gpupool.core.machine.gpus import use_of
 from gpupool.core.progress import progress
 from gpupool.core.urls import without_passwords
@@ -37,12 +37,7 @@ class Machine:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        width = max(len(what) for what, _, _ in self.rows)
-        lines = []
-        for what, found, advice in self.rows:
-            lines.append(f"{what:<{width}}  {found}")
-            lines += [f"{'':<{width}}  next: {advice}"] * bool(advice)
-        return "\n".join(lines)
+        return text_table([HEADER, *self.rows])
 
 
 def examine(pool: Pool, url: str = "") -> Machine:

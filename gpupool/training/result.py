@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import duration, measured, number, percent
+from gpupool.core.formatting import duration, measured, number, percent, text_table
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import ProfileEvent, StepEvent, ValidationEvent
@@ -39,12 +39,7 @@ class Operators:
         ]
 
     def __repr__(self) -> str:
-        rows = [self.HEADER, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in rows
-        )
+        return text_table([self.HEADER, *self.rows()])
 
 
 @dataclass(frozen=True)

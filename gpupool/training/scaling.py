@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.formatting import number, percent, rank_count
+from gpupool.core.formatting import number, percent, rank_count, text_table
 from gpupool.core.options.checks import choose
 from gpupool.core.options.checks import number as numeric
 from gpupool.core.options.datasets import is_stream
@@ -100,10 +100,8 @@ class Scaling:
         ]
 
     def __repr__(self) -> str:
-        rows = [COLUMNS, *self.table()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([f"Scaling ({self.mode}): {self.sentence}", *lines])
+        table = text_table([COLUMNS, *self.table()])
+        return f"Scaling ({self.mode}): {self.sentence}\n{table}"
 
 
 def scaling(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from gpupool.core.formatting import text_table
 from gpupool.core.machine.nvml import read_gpus
 from gpupool.core.machine.topology import Discovery, Gpu, survey
 
@@ -110,12 +111,7 @@ class GpuTable:
         if not self:
             return self.none
         rows = self.rows()
-        lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
+        return text_table([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
 
 
 def _gib(value: int | None) -> str:

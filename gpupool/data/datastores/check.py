@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpupool.core.formatting import text_table
 from gpupool.core.progress import progress
 from gpupool.data.reading.samples import tried
 
@@ -61,9 +62,7 @@ class CheckResult(tuple[BadSample, ...]):
 
     def __repr__(self) -> str:
         summary, rows = self.shown()
-        lines = [self.HEADER, *rows] if rows else []
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join([summary, *("  ".join(map(str.ljust, n, widths)).rstrip() for n in lines)])
+        return f"{summary}\n{text_table([self.HEADER, *rows])}" if rows else summary
 
 
 def check(dataset: Any) -> CheckResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.formatting import measured
+from gpupool.core.formatting import measured, text_table
 
 if TYPE_CHECKING:
     import optuna
@@ -82,6 +82,4 @@ class SweepResult:
             lines.append(
                 [measured(n, v) if isinstance(v, float | None) else str(v) for n, v in row.items()]
             )
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([f"Sweep {self.progress.name!r}, {self.progress.status}", *text])
+        return f"Sweep {self.progress.name!r}, {self.progress.status}\n{text_table(lines)}"
