@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpupool.core.errors import PoolError
 from gpupool.core.formatting import number, rank_count, text_table
 from gpupool.core.machine.gpus import use_of
 from gpupool.core.progress import progress
@@ -44,8 +45,14 @@ def examine(pool: Pool, url: str = "") -> Machine:
     """Look at the GPUs and who else uses them, cores, shared memory, and how fast ranks exchange
     gradients; with `url` of a folder also how fast they read, with the pool's keys.
 
-    Raises SpmdError if a rank fails, as where it cannot read.
+    Raises PoolError if the ranks have something else to do, SpmdError if one fails, as where it
+    cannot read.
     """
+    if pool.status().state == "busy":
+        raise PoolError(
+            "the pool is busy, so nothing can be measured: wait until it is idle. `run.doctor()` "
+            "says why a training is slow that still runs."
+        )
     with progress("Looking at the machine"):
         facts = dict(_on_ranks(pool, "facts()"))
         rows = [*_gpus(pool), *_links(facts.values()), _cores(pool, facts), _memory(facts)]

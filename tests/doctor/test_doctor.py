@@ -11,7 +11,7 @@ from torch import nn
 
 import gpupool
 from gpupool import Pool, TrainingOptions, TrainingRun
-from gpupool.core.errors import OptionsError, SpmdError
+from gpupool.core.errors import OptionsError, PoolError, SpmdError
 from gpupool.core.wire.events import PHASES, RankEvent, StepEvent
 from gpupool.notebook import doctor_view
 from gpupool.notebook.magics import commands
@@ -44,7 +44,6 @@ def history(*ranks: dict[str, float], num_steps: int = 40, step_s: float = 0.1) 
         ([{}, {}], "balanced", None, ""),
         ([{"data": 60.0}, {"data": 55.0}], "data", None, ""),
         ([{"compute": 40.0, "exchange": 54.0}, {}], "slow rank", 1, "compute"),
-        ([{}, {"compute": 40.0, "exchange": 4.0, "data": 50.0}], "balanced", None, ""),
         ([{"exchange": 49.0, "compute": 45.0}] * 2, "communication", None, ""),
         ([{"callbacks": 40.0}] * 2, "callbacks", None, ""),
         ([{"validating": 70.0}] * 2, "validating", None, ""),
@@ -54,14 +53,14 @@ def history(*ranks: dict[str, float], num_steps: int = 40, step_s: float = 0.1) 
 )
 def test_a_verdict(ranks: list[dict[str, float]], verdict: str, rank: Any, cause: str) -> None:
     found = diagnose(history(*ranks))
-    if (verdict, len(ranks)) == ("balanced", 2) and "data" in ranks[1]:
-        # Half of one rank's time is data, and the other does not wait for it: nothing explains it.
-        assert found.verdict != "slow rank"
-        return
     assert (found.verdict, found.rank, found.cause) == (verdict, rank, cause)
     assert found.next_step
     assert found.share >= doctor.WORTH or verdict == "balanced"
     assert found.sentence in repr(found)
+
+
+def test_a_rank_that_the_others_do_not_wait_for_is_not_to_blame() -> None:
+    assert diagnose(history({}, {"compute": 40.0, "data": 50.0})).verdict == "data"
 
 
 def test_a_short_step_is_too_small_and_three_steps_say_nothing() -> None:
@@ -209,7 +208,7 @@ def test_a_training_that_runs_has_a_verdict_too(pools: Pools) -> None:
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     try:
         assert isinstance(run.doctor(), Diagnosis)
-        with pytest.raises(gpupool.StillRunningError):
+        with raises(PoolError, "run.doctor()"):
             machine.examine(pools[2])
     finally:
         run.stop()

@@ -1,1 +1,0 @@
-"""Tests of the doctor: slow trainings whose causes are known."""
