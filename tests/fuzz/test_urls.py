@@ -25,6 +25,7 @@ def test_a_password_in_a_url_is_neither_inherited_nor_shown(
     url = form.format(password, f"s3://ada:QQQQ/{password}@bucket")
     with only_our_errors():
         assert environ.inheritable({"A": url}) == {}
+        assert environ.sent_after_start({"A": url}) == {"A": url}
         assert password in " ".join(environ.secret_values({"A": url}))
         shown = without_passwords(f"{around} {url}")
     assert password not in shown or "//" not in url

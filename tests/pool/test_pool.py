@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,14 +20,6 @@ from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0  # what takes well under a second here, on a machine that has other things to do
-
-
-def error_of(pool: Pool, code: Any, *args: Any, **options: Any) -> SpmdError:
-    started = time.monotonic()
-    with pytest.raises(SpmdError) as caught:
-        pool.run(code, *args, **options)
-    assert time.monotonic() - started < SOON_S
-    return caught.value
 
 
 # ---- a cell on some ranks --------------------------------------------------------------------
@@ -146,20 +135,15 @@ def test_files_have_the_notebooks_mode_and_forked_ranks_draw_different_numbers(
 # ---- deaths ----------------------------------------------------------------------------------
 
 
-def do_when(holds: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
-    """Have a thread do something as soon as this holds; to be joined."""
-    thread = threading.Thread(target=lambda: (until(holds, SOON_S), act()))
-    thread.start()
-    return thread
-
-
 def test_a_lost_controller_is_an_error_and_no_hang(pool2: Pool) -> None:
     everyone, pids, folder = family(pool2), members(pool2), folder_of(pool2)
-    killer = do_when(lambda: pool2.status().state == "busy", everyone["controller"].kill)
-    error = error_of(pool2, "import time; time.sleep(60)")
-    killer.join()
-    assert error.first.ename == "EngineDiedError"
-    assert "SIGKILL" in str(error)
+    code = "import time; time.sleep(60)"
+    cell = pool2.begin(code, ranks=(0, 1), on_output=lambda *_: None)
+    until(lambda: pool2.status().state == "busy", SOON_S)
+    everyone["controller"].kill()
+    assert cell.wait(SOON_S)
+    with raises(SpmdError, "SIGKILL", ename="EngineDiedError"):
+        cell.result()
     until(lambda: pool2.status().state == "broken", SOON_S)
     pool2.stop()
     until(lambda: gone(*pids), SOON_S, "the end of all processes")

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gpupool import (
     SpmdError,
     TrainingError,
     TrainingOptions,
+    TrainingResult,
     TrainingRun,
     TransferError,
     load_weights,
@@ -37,28 +39,17 @@ from tests.support.trainings import Held, Slow, network, samples, train_on, wait
 
 
 class FailsAt(Dataset[Any]):
-    """Samples of which one cannot be read, and not before the file `opens` is there."""
+    """Samples of which one calls `fail`."""
 
-    def __init__(self, index: int, opens: Path | None = None) -> None:
-        self.samples, self.index, self.opens = samples(32), index, opens
+    def __init__(self, index: int, fail: Callable[[], object]) -> None:
+        self.samples, self.index, self.fail = samples(32), index, fail
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
         if index == self.index:
-            if self.opens is not None:
-                wait_until(self.opens.exists)
-            raise DataError(f"sample {index} is damaged")
-        return self.samples[index]
-
-
-class Deadly(FailsAt):
-    """Samples of which one ends the process that reads it."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.index:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.fail()
         return self.samples[index]
 
 
@@ -68,7 +59,8 @@ def test_a_rank_that_dies_at_one_place_again_ends_the_training(
     options = TrainingOptions(
         checkpoint=str(tmp_path), on_failure="resume", epochs=1, batch_size=4, workers=0
     )
-    run = TrainingRun(pools[1], network(), Deadly(9), "cross_entropy", options, None)
+    deadly = FailsAt(9, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    run = TrainingRun(pools[1], network(), deadly, "cross_entropy", options, None)
     with raises(SpmdError, ename="EngineDiedError"):
         run.result()
     assert len(run.history.restarts) == 1
@@ -196,36 +188,6 @@ def test_a_listener_that_fails_harms_nobody(pools: Pools, caplog: pytest.LogCapt
     assert "a listener of a training has failed" in caplog.text
 
 
-def test_the_first_interrupt_is_a_stop(pools: Pools) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000)
-    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
-    wait_until(lambda: len(run.history.steps) > 4)
-    waiting = threading.Event()
-
-    def press() -> None:
-        waiting.wait()
-        signal.raise_signal(signal.SIGINT)
-
-    threading.Thread(target=press).start()
-    assert run.result(waiting.set).stopped_by == "user"
-
-
-def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(pools: Pools) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000)
-    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
-    wait_until(lambda: len(run.history.steps) > 4)
-    pools[2].interrupt()
-    assert run.result().stopped_by == "user"
-    slow = TrainingRun(pools[2], network(), Slow(100, 20.0), "cross_entropy", options, None)
-    wait_until(lambda: slow.history.start is not None)
-    pools[2].interrupt()
-    wait_until(lambda: slow.history.status == "stopping")
-    assert not slow.done()  # its step goes on
-    pools[2].interrupt()
-    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        slow.result()
-
-
 def test_it_is_over_when_the_network_is_there_and_not_before(pools: Pools) -> None:
     seen: list[str] = []
 
@@ -244,19 +206,6 @@ def test_it_is_over_when_the_network_is_there_and_not_before(pools: Pools) -> No
     assert sorted(run.history.ranks) == [0, 1]
 
 
-@pytest.mark.parametrize("index", [0, 31])
-def test_a_sample_that_cannot_be_read_ends_training_on_all_ranks_with_one_error(
-    pools: Pools, index: int
-) -> None:
-    with pytest.raises(SpmdError) as caught:
-        train_on(pools[2], network(), FailsAt(index), batch_size=8, epochs=1, shuffle="never")
-    assert caught.value.first.ename == "DataError"
-    assert f"sample {index} is damaged" in str(caught.value)
-    assert not frames_of_ours("".join(caught.value._render_traceback_()))
-    result = train_on(pools[2], network(), samples(8), epochs=1)
-    assert result.stopped_by == "epochs"
-
-
 def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(pools: Pools) -> None:
     """As the table of positions of many a network is, at its root."""
     torch.manual_seed(0)
@@ -267,75 +216,82 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(pools: Pool
     assert not torch.equal(trained.get_buffer("1.running_mean"), torch.zeros(8))
 
 
-def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
-    pools: Pools, tmp_path: Path
-) -> None:
-    options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
-    fails = tmp_path / "fails"
-    run = TrainingRun(pools[2], network(), FailsAt(31, fails), "cross_entropy", options, None)
-
-    async def cancelled() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.ensure_future(awaited()), timeout=0.001)
-
-    async def awaited() -> Any:
-        return await run
-
-    asyncio.run(cancelled())
-    fails.touch()
-    with pytest.raises(SpmdError, match="sample 31 is damaged"):
-        asyncio.run(awaited())
-
-
-# ---- the stop button while `await run` waits: it stops the training ------------------------------
-
-
-def long_run(pool: Pool, sample_s: float) -> TrainingRun:
-    options = TrainingOptions(batch_size=4, epochs=10_000, shuffle="never")
-    return TrainingRun(pool, network(), Slow(64, sample_s), "cross_entropy", options, None)
-
-
-async def until_it_has_begun(run: TrainingRun) -> None:
-    while run.history.start is None:
-        await asyncio.sleep(0.01)
+async def awaited(run: TrainingRun, *presses_s: float) -> TrainingResult:
+    """The result; the stop button is pressed after so many seconds."""
+    for seconds in presses_s:
+        asyncio.get_running_loop().call_later(seconds, press)
+    return await run
 
 
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_press_stops_an_awaited_training_and_the_network_is_kept(pools: Pools) -> None:
-    run = long_run(pools[2], sample_s=0.001)
+def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
+    pools: Pools, tmp_path: Path
+) -> None:
+    options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
+    fails = tmp_path / "fails"
 
-    async def awaited() -> Any:
-        await until_it_has_begun(run)
-        asyncio.get_running_loop().call_later(0.1, press)
-        return await run
+    def fail() -> None:
+        wait_until(fails.exists)
+        raise DataError("sample 31 is damaged")
 
-    before = signal.getsignal(signal.SIGINT)
-    assert asyncio.run(awaited()).stopped_by == "user"
+    run = TrainingRun(pools[2], network(), FailsAt(31, fail), "cross_entropy", options, None)
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(awaited(run), timeout=0.001)
+
+    asyncio.run(cancelled())
+    fails.touch()
+    with pytest.raises(SpmdError, match="sample 31 is damaged") as caught:
+        asyncio.run(awaited(run))
+    assert not frames_of_ours("".join(caught.value._render_traceback_()))
+
+
+# ---- the stop button: the first press stops the training, a later one ends it at once ------------
+
+
+def long_run(pool: Pool, sample_s: float) -> TrainingRun:
+    """A training that has begun, and goes on until it is stopped."""
+    options = TrainingOptions(batch_size=4, epochs=10_000)
+    run = TrainingRun(pool, network(), Slow(64, sample_s), "cross_entropy", options, None)
+    wait_until(lambda: run.history.start is not None)
+    return run
+
+
+def test_the_first_press_is_a_stop_and_the_network_is_kept(pools: Pools) -> None:
+    run, waiting = long_run(pools[2], 0.002), threading.Event()
+
+    def press_then() -> None:
+        waiting.wait()
+        press()
+
+    threading.Thread(target=press_then).start()
+    assert run.result(waiting.set).stopped_by == "user"
+    run, before = long_run(pools[2], 0.002), signal.getsignal(signal.SIGINT)
+    assert asyncio.run(awaited(run, 0.1)).stopped_by == "user"
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(pools: Pools) -> None:
+    run = long_run(pools[2], 0.002)
+    pools[2].interrupt()
+    assert run.result().stopped_by == "user"
+    slow = long_run(pools[2], 20.0)
+    pools[2].interrupt()
+    wait_until(lambda: slow.history.status == "stopping")
+    assert not slow.done()  # its step goes on
+    pools[2].interrupt()
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        slow.result()
+
+
 def test_presses_at_once_mean_one_and_a_later_one_ends_it_at_once(pools: Pools) -> None:
-    run = long_run(pools[2], sample_s=2.0)  # the first step is far away
-
-    async def awaited() -> Any:
-        await until_it_has_begun(run)
-        pressing = asyncio.create_task(press_again_and_again())
-        try:
-            return await run
-        finally:
-            pressing.cancel()
-
+    run = long_run(pools[2], 2.0)  # the first step is far away
     with pytest.raises(SpmdError):
-        asyncio.run(awaited())
-
-
-async def press_again_and_again() -> None:
-    for wait_s in (0.0, 0.1, SAME_WISH_S + 0.2):
-        await asyncio.sleep(wait_s)
-        press()
+        asyncio.run(awaited(run, 0.0, 0.1, SAME_WISH_S + 0.3))
 
 
 def test_an_older_handler_that_is_put_back_late_passes_presses_on() -> None:

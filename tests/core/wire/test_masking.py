@@ -25,19 +25,6 @@ MzEfYYjiWA4R4/M2bS1GB4t7NXp98C3SC6dVMvDuictGeurT8jNbvJZHtCSuYEvu
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "hidden", "shown"),
-    [
-        ("a secret here", ["secret"], f"a {MASK} here"),
-        ("secretsecret", ["secret"], MASK * 2),
-        ("secret42!", ["secret", "secret42"], f"{MASK}!"),
-        ("abcdefghij", ["abcdef", "efghij"], MASK),  # no end of the second one is left
-    ],
-)
-def test_hidden_values_are_masked(text: str, hidden: list[str], shown: str) -> None:
-    assert redact(text, Secrets(hidden)) == shown
-
-
 def test_text_that_cannot_begin_a_secret_is_not_held_back() -> None:
     redactor = Redactor(Secrets(["secret"]))
     assert redactor.feed("progress 10 %\n") == "progress 10 %\n"
@@ -51,6 +38,7 @@ def test_a_stream_that_is_all_secret_does_not_grow_the_memory() -> None:
     redactor = Redactor(Secrets(["oooooo"]))
     shown = "".join(redactor.feed("o" * 1000) for _ in range(100))
     assert shown + redactor.feed("", is_last=True) == MASK
+    assert redact("abcdefghij", Secrets(["abcdef", "efghij"])) == MASK  # no end of one is left
 
 
 WAYS: list[Callable[[str], str]] = [

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from gpupool.core.errors import DataError, DataNotFoundError
+from gpupool.core.errors import DataError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.datastores.tar import TarDatastore
 from gpupool.data.segmentation.datastore import SegmentationDatastore
@@ -126,17 +126,6 @@ def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
     masks = {"mask_extensions": [".png"]}
     _, (said,) = told(SegmentationDatastore, tmp_path / "a", tmp_path / "a", **masks)
     assert ".bmp 1" in said
-
-
-def test_places_and_classes_without_images_are_named(tmp_path: Path) -> None:
-    with raises(DataNotFoundError, kind="missing", url=str(tmp_path / "none")):
-        ImageDatastore(str(tmp_path / "none"))
-    put(tmp_path, "d/notes.txt")
-    with raises(DataNotFoundError, ".jpg, .jpeg, ", kind="nothing"):
-        ImageDatastore(str(tmp_path))
-    put(tmp_path, "a/1.png")
-    with raises(DataError, "a/1.png", kind="no labels"):
-        ImageDatastore(str(tmp_path), labels=lambda url: None)
 
 
 def test_a_name_that_is_no_text_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
+import gpupool
 from gpupool import Pool, SegmentationDatastore, TrainingOptions
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
@@ -44,6 +45,17 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
 
 
+class WithAuxiliary(nn.Module):
+    """Gives what torchvision's networks for segmentation do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"out": self.inner(images), "aux": images}
+
+
 def num_reads(pool: Pool) -> int:
     """How many files the ranks have read in all."""
 
@@ -62,10 +74,11 @@ def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
     flipped = streets.with_transform(v2.RandomHorizontalFlip(0.5))
     patches = flipped.random_patches(16, per_image=6, open_pairs=4)
     settings = {"validation": streets, "batch_size": 8, "epochs": 2, "lr": 0.5}
+    settings |= {"metrics": "mean_iou", "objective": "mean_iou"}
     results, reads = [], []
     for ranks in (1, 2):
         before = num_reads(pools[ranks])
-        results.append(train_on(pools[ranks], network(), patches, **settings))
+        results.append(train_on(pools[ranks], WithAuxiliary(), patches, **settings))
         reads.append(num_reads(pools[ranks]) - before)
     first, second = (result.history for result in results)
     assert len(first.loss) == 2 * NUM_PAIRS * 6 // 8
@@ -77,6 +90,12 @@ def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
     files, num_validations = 2 * NUM_PAIRS, len(first.validations)
     assert reads[0] == files * (1 + num_validations)  # so few stay open from epoch to epoch
     assert reads[0] <= reads[1] <= files * (2 + num_validations)
+    best = max(event.metrics["mean_iou"] for event in first.validations)
+    kept = results[0].model
+    measured = gpupool.evaluate(kept, streets, ["mean_iou"], pool=pools[2])
+    assert measured["mean_iou"] == pytest.approx(best, abs=1e-6)
+    outputs = gpupool.predict(kept, streets, pool=pools[2])
+    assert (outputs["out"].shape, outputs["aux"].shape) == ((8, 2, 40, 50), (8, 3, 40, 50))
 
 
 def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(

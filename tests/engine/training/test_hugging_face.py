@@ -73,7 +73,7 @@ def writer() -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config).double()
 
 
-def by_trainer(model: Any, collate: Any, **settings: Any) -> Tensor:
+def by_trainer(model: Any, collate: Any) -> Tensor:
     """The weights after the same steps in plain torch."""
     data, parameters = sentences(), [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(parameters, 0.05, momentum=0.9)

@@ -148,6 +148,9 @@ def test_figures_are_shown_with_their_ranks_and_updated_in_their_place(
     for rank in (0, 1):
         assert f"<b>[{rank}]</b></summary><i>rank {rank}</i>" in cell.html
     assert cell.html.count("data:image/png;base64,") == 2
+    folded = re.findall(r"<details( open)?><summary[^>]*><b>\[(\d)\]</b></summary><img", cell.html)
+    assert folded == [(" open", "0"), ("", "1")]
+    assert 'alt="' in cell.html
     assert "first" not in cell.html
     assert cell.html.count("<b>second</b>") == 1
     cell = kernel.run("%%spmd\ndisplay({'application/json': {'a': 1}}, raw=True)")
@@ -408,6 +411,8 @@ def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(
     kernel.run("%%spmd --nowait -o handle\n1 / 0")  # one that is asked for
     asked = kernel.run("handle.result()")
     assert [output["type"] for output in asked.outputs] == ["display_data", "error"]
+    again = kernel.run("handle.result()")
+    assert [output["type"] for output in again.outputs] == ["error"]
     assert kernel.run("2").text == "2"
 
 
@@ -419,13 +424,14 @@ def test_a_cell_waits_for_the_one_in_the_background_and_says_so(
     name = f"cell In[{number_of(begun)}]"
     stopped = kernel.run("%%spmd\nnever = 1", meanwhile=[(says(name), kernel.press_stop)])
     assert f"interrupted while it waited for {name}" in stopped.errors[0]["evalue"]
-    assert kernel.run("handle.done()").text == "False"
+    assert kernel.run("handle.done(), handle").text == "(False, SpmdRun(running))"
     waits = kernel.run(
         "%%spmd\ndist.barrier()\nprint('second')", meanwhile=[(says(name), go.touch)]
     )
     assert waits.text == f"gpupool: waiting for {name} to end…\n[0, 1] second"
     assert kernel.run("handle.done(), handle").text == "(True, SpmdRun(done))"
     assert kernel.run("(await handle)[0]").text.endswith("39")
+    assert kernel.run("handle.result() is handle.result()").text == "True"
 
 
 def test_stopping_the_pool_ends_what_runs_and_what_waits_and_stop_does_not_end_that(

@@ -34,14 +34,6 @@ def html_of(texts: dict[int, str], *errors: RankError) -> str:
     return report_html(report_of(texts, *errors), Look())
 
 
-def with_figures(figures: dict[int, list[dict[str, str]]]) -> str:
-    report = report_of(dict.fromkeys(figures, ""))
-    for rank, bundles in figures.items():
-        for data in bundles:
-            report.outputs[rank].add(OutputKind.DISPLAY, {"data": data})
-    return report_html(report, Look())
-
-
 def marked(html: str) -> list[str]:
     return re.findall(r"<mark [^>]*>([^<]*)</mark>", html)
 
@@ -117,18 +109,6 @@ def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
     assert "failed" not in html
 
 
-def test_ranks_that_failed_waited_or_were_interrupted_are_counted_apart() -> None:
-    html = html_of(
-        {0: "x", 1: "x", 2: "x", 3: "x"},
-        RankError(1, "ValueError", "bad", failed_at=1.0),
-        RankError(2, "RuntimeError", "connection closed", failed_at=2.0, freed=True),
-        RankError(3, "KeyboardInterrupt", "", failed_at=2.0),
-    )
-    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 was waiting"):
-        assert badge in html
-    assert "500 ms" in html
-
-
 def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() -> None:
     trace = "Cell In[3], line 2\n      1 x = 1\n----> 2 dist.all_reduce(x)\nRuntimeError: gone"
     html = html_of(
@@ -146,14 +126,6 @@ def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() ->
     assert "[0, 1, 3]" in others
     assert "waiting in all_reduce" in others
     assert "same traceback on 3 ranks, folded" in others
-
-
-def test_equal_figures_are_there_once_and_others_fold_out() -> None:
-    html = with_figures({r: [{"text/html": "<i>both</i>"}, {"image/png": f"P{r}"}] for r in (0, 1)})
-    assert html.count("<i>both</i>") == 1
-    folded = re.findall(r"<details( open)?><summary[^>]*><b>\[(\d)\]</b></summary><img", html)
-    assert folded == [(" open", "0"), ("", "1")]
-    assert 'alt="' in html
 
 
 @pytest.mark.parametrize(

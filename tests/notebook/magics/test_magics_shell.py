@@ -100,17 +100,6 @@ def test_an_expression_shows_equal_values_once(terminal: Terminal) -> None:
     assert terminal.run("%gpupool interrupt").stdout == "No rank is busy.\n"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [("0", [0]), ("-1,0", [0, 1])],
-)
-def test_a_cell_runs_on_the_chosen_ranks(
-    terminal: Terminal, ranks: str, expected: list[int]
-) -> None:
-    assert terminal.run(f"%%spmd -t {ranks} -o chosen\nrank").success
-    assert terminal.run("print(sorted(chosen.values()))").stdout == f"{expected}\n"
-
-
 def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
     assert terminal.run("%gpupool env").stdout == "No variable has been propagated.\n"
     terminal.run("import os; os.environ.update(MY_TOKEN='s3cr3t-value', MY_MODE='fast')")

@@ -21,7 +21,6 @@ from gpupool.core.wire.events import (
     StepEvent,
     ValidationEvent,
 )
-from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.board import board_of, training_text
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import history_html, image_of, live_html
@@ -45,10 +44,6 @@ def history_of(events: Iterable[Event], **told: str) -> TrainingHistory:
     for event in events:
         history.add(event)
     return history
-
-
-def rows(history: TrainingHistory) -> dict[str, str]:
-    return {label: value for _, section in words.table(history) for label, value in section}
 
 
 # ---- the ranks ---------------------------------------------------------------------------------

@@ -84,14 +84,6 @@ def test_who_is_stopped_was_interrupted_in_its_collective_or_at_its_line() -> No
     assert str(resolved(lost(0, 1.0), asked=True).first) == "KeyboardInterrupt: in a collective"
 
 
-def test_a_limit_names_itself() -> None:
-    limit = ("TimeoutError", "took longer than 5 s")
-    error = resolved(lost(0, 1.0), lost(1, 1.0), asked=True, limit=limit)
-    assert str(error.first) == "TimeoutError: took longer than 5 s, in a collective"
-    error = resolved(interrupted(0, 1.0), interrupted(1, 1.0), asked=True, limit=limit)
-    assert str(error.first) == "TimeoutError: took longer than 5 s"
-
-
 def test_what_was_raised_before_the_stop_stays_the_cause() -> None:
     error = resolved(
         raised(0, 1.0), interrupted(1, 2.0), asked=True, limit=("TimeoutError", "late")

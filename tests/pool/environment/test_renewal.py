@@ -88,15 +88,6 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
     until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
 
 
-def test_a_rank_that_has_just_come_up_gets_all_that_the_others_have(forgetful: Pool) -> None:
-    os.environ.update(GPUPOOL_ONE="1", GPUPOOL_TWO_TOKEN="canary-two")
-    forgetful.propagate_env("GPUPOOL_*")
-    forgetful.restart([1])
-    result = forgetful.run("import os; os.environ.get('GPUPOOL_TWO_TOKEN')")
-    assert dict(result) == {0: "canary-two", 1: "canary-two"}
-    forgetful.propagate_env("GPUPOOL_*", unset=True)
-
-
 def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="lab")

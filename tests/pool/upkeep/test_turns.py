@@ -6,8 +6,6 @@ import threading
 
 from gpupool.pool.upkeep.turns import Turns
 
-SOON_S = 30.0
-
 
 def test_what_needs_the_same_rank_waits_in_the_order_of_asking() -> None:
     turns = Turns(threading.Condition())
@@ -46,22 +44,3 @@ def test_a_task_waits_for_the_forming_of_the_group_only_where_others_wait_for_th
     assert turns.begin(late) == ["the group", "two", "cell"]
     turns.end(cell)
     assert turns.begin(late) == ["two"]
-
-
-def test_a_task_waits_for_the_replacement_of_its_rank() -> None:
-    turns = Turns(threading.Condition())
-    running = turns.ask([0], "one", "task")
-    assert turns.begin(running) == []
-    turns.ask([0], "the rank", "replaces")
-    assert turns.begin(turns.ask([0], "two", "task")) == ["one", "the rank"]
-
-
-def test_whoever_waits_for_a_turn_hears_of_it() -> None:
-    turns = Turns(threading.Condition())
-    running, waiting = turns.ask([0], "one"), turns.ask([0], "two")
-    turns.begin(running)
-    thread = threading.Thread(target=turns.begin, args=[waiting, None], daemon=True)
-    thread.start()
-    turns.end(running)
-    thread.join(SOON_S)
-    assert waiting.began

@@ -176,12 +176,10 @@ BAD: list[dict[str, Any]] = [
     {"trials": 0},
     {"sampler": "random"},  # without an end
     {"sampler": "tpee"},
-    {"sampler": 3},
     {"pruner": "medain"},
     {"direction": "up"},
     {"on": "rank"},
     {"seed": "a"},
-    {"space": {"x": 3}},
     {"space": {"x": log(1, 2)}},
     {"storage": 3},
     {"storage": "/not/there/sweep.log"},
