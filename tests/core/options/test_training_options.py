@@ -82,7 +82,7 @@ SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         ("checkpoint_every", ["often", "600"]),
         ("callbacks", [3, [print, 3]]),
         ("compile", ["fast", 3]),
-        ("profile", ["s3://b"]),
+        ("profile", [3, ""]),
         ("objective", ["f1", 3]),
         ("weights", ["even", 3, ["a"], [1, -1], [1, float("nan")], [0, 0]]),
         ("inputs", ["x", 3, []]),

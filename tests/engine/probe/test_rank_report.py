@@ -79,12 +79,14 @@ class At:
         return 1000 * float(end.at_s - self.at_s)
 
 
-def test_own_work_is_a_step_without_its_waits() -> None:
+def test_a_step_is_cut_into_its_phases() -> None:
     now = [0.0]
     timer = WorkTimer(lambda: At(now[0]), lambda: now[0])
     for seconds in (1.0, 2.0, 9.0):
         timer.begin_step()
-        now[0] += seconds  # data, forward, backward
+        now[0] += seconds / 2
+        timer.end("data")
+        now[0] += seconds / 2  # forward, backward
         weight = torch.ones(1, requires_grad=True)
         objective = (weight * 2).sum()
         timer.begin_backward(objective)
@@ -92,11 +94,18 @@ def test_own_work_is_a_step_without_its_waits() -> None:
         now[0] += 5.0  # the others
         timer.end_backward()
         now[0] += 0.5  # the optimizer
-        timer.end_work()
+        timer.end("optimizer")
         now[0] += 0.25  # what ranks report to each other
         timer.end_step()
-    assert timer.take_medians() == (2.5, 7.75)
-    assert timer.take_medians() is None
+    with timer.beside("saving"):
+        now[0] += 3.0
+    half = {"exchange": 5.0, "optimizer": 0.5, "callbacks": 0.0, "rest": 0.25}
+    beside = {"validating": 0.0, "saving": 0.0}
+    assert timer.take() == [
+        {"data": one, "compute": one, **half, **beside} for one in (0.5, 1.0, 4.5)
+    ]
+    assert timer.take() == []
+    assert timer.seconds_beside == {"saving": 3.0}
 
 
 class Patient(nn.Linear):
