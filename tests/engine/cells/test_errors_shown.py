@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain
-from tests.spmd.test_cell import Notes
 from tests.support.raising import frames_of_ours, raises
 from tests.support.waits import until_there
 
@@ -25,7 +25,7 @@ def run(pool2: Pool) -> Callable[..., SpmdRun]:
     """Begins a cell on both ranks."""
 
     def begin(source: str, number: int, **options: Any) -> SpmdRun:
-        return SpmdRun(pool2, source, (0, 1), Notes(), cell_number=number, **options)
+        return SpmdRun(pool2, source, (0, 1), QuietView(), cell_number=number, **options)
 
     return begin
 
