@@ -13,8 +13,8 @@ import gpupool
 from gpupool import Pool, TrainingOptions, TrainingRun
 from gpupool.core.errors import OptionsError, PoolError, SpmdError
 from gpupool.core.wire.events import PHASES, RankEvent, StepEvent
-from gpupool.notebook.monitor import doctor_view
 from gpupool.notebook.magics import commands
+from gpupool.notebook.monitor import doctor_view
 from gpupool.training import doctor, machine
 from gpupool.training.doctor import Diagnosis, diagnose
 from gpupool.training.history import TrainingHistory

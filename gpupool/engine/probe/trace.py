@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,7 @@ class Trace:
         kinds = {ProfilerActivity.CPU}
         if self._world.device.type == "cuda":
             kinds.add(ProfilerActivity.CUDA)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would write its stages to stderr
         # without `acc_events` some versions warn of cycles, of which there is one here
         self._profile = profile(activities=kinds, acc_events=True)
         self._profile.start()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from gpupool.core.formatting import clock_time
-from gpupool.notebook.monitor.doctor_view import shares_html
 from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor.doctor_view import shares_html
 from gpupool.training.doctor import Shares
 from gpupool.training.history import TrainingHistory
 
