@@ -93,13 +93,16 @@ class Rows:
             return Batch(inputs, targets, len(indices))
         before = generators() if reading.draw is not None else b""
         try:
-            places = indices.tolist()
-            many = self._many(places, reading) if self._gives_many else None
-            samples = [self._sample(place, reading) for place in places] if many is None else many
-            return made(samples, indices, reading)
+            return made(self.samples(indices, reading), indices, reading)
         finally:
             if before:
                 restore(before)
+
+    def samples(self, indices: Indices, reading: Reading) -> list[Any]:
+        """The samples, with a `Skipped` for each that is left out."""
+        places = indices.tolist()
+        many = self._many(places, reading) if self._gives_many and places else None
+        return [self._sample(place, reading) for place in places] if many is None else many
 
     def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
         """What the data set gives in one call, as those of Hugging Face do much quicker; None if

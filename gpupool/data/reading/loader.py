@@ -20,7 +20,8 @@ import torch
 
 from gpupool.core.machine.limits import little_shared_memory
 from gpupool.data import device as devices
-from gpupool.data.reading.batches import Batch, Collate, Reading, Rows, is_table
+from gpupool.data.reading.augmentation import generators, restore
+from gpupool.data.reading.batches import Batch, Collate, Reading, Rows, is_table, made
 from gpupool.data.reading.processes import Workers, unread
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
@@ -188,14 +189,22 @@ def _first(
     rows: Rows, indices: Indices, reading: Reading, num_samples: int
 ) -> tuple[Batch | None, int]:
     """The first batch, and how many workers shall read the others."""
-    rows.batch(indices[:1], reading)  # it may import modules, and open files
-    wall_s, cpu_s = time.perf_counter(), time.thread_time()
-    batch = rows.batch(indices, reading)
-    wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+    num_first = min(1, len(indices) - 1)  # it may import modules, and open files
+    before = generators()
+    try:
+        samples = rows.samples(indices[:num_first], reading)
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        samples += rows.samples(indices[num_first:], reading)
+        batch = made(samples, indices, reading)
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+    finally:
+        if reading.draw is not None:
+            restore(before)
     if any(tensor.is_cuda for tensor in tensors(batch)):
         return batch, 0  # a forked process cannot use a GPU
     num_cores = torch.get_num_threads()
-    num = num_workers_for(wall_s / len(indices), cpu_s / len(indices), num_samples, num_cores)
+    num_timed = len(indices) - num_first
+    num = num_workers_for(wall_s / num_timed, cpu_s / num_timed, num_samples, num_cores)
     if num and (said := little_shared_memory()):
         warnings.warn(f"{said} Until then no workers read the data.", stacklevel=2)
         num = 0
