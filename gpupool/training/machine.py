@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpupool.core.errors import PoolError
+from gpupool.core.errors import OptionsError, PoolError
 from gpupool.core.formatting import number, rank_count, text_table
 from gpupool.core.machine.gpus import use_of
 from gpupool.core.progress import progress
@@ -45,9 +45,12 @@ def examine(pool: Pool, url: str = "") -> Machine:
     """Look at the GPUs and who else uses them, cores, shared memory, and how fast ranks exchange
     gradients; with `url` of a folder also how fast they read, with the pool's keys.
 
-    Raises PoolError if the ranks have something else to do, SpmdError if one fails, as where it
-    cannot read.
+    Raises PoolError if the ranks have something else to do, OptionsError for a URL with a password,
+    SpmdError if a rank fails, as where it cannot read.
     """
+    shown = without_passwords(url)
+    if shown != url:  # it would stand in a rank's traceback
+        raise OptionsError(f"{shown} has a password or signature in it: send keys by %gpupool env.")
     if pool.status().state == "busy":
         raise PoolError(
             "the pool is busy, so nothing can be measured: wait until it is idle. `run.doctor()` "
@@ -61,7 +64,7 @@ def examine(pool: Pool, url: str = "") -> Machine:
             rows.append(_exchange(pool, rate))
         if url:
             found = _on_ranks(pool, f"store_rate({url!r})", pool.training_ranks)
-            rows.append(_store(without_passwords(url), list(found.values())))
+            rows.append(_store(url, list(found.values())))
     return Machine(tuple(rows))
 
 

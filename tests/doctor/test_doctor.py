@@ -176,6 +176,12 @@ def test_the_machine_has_a_row_for_each_thing(pools: Pools, tmp_path: Path) -> N
     assert "all-reduce" in doctor_view.machine_html(found)
 
 
+def test_a_password_in_the_url_reaches_no_rank(pools: Pools) -> None:
+    with raises(OptionsError, "s3://***@bucket") as caught:
+        machine.examine(pools[2], "s3://me:c4n4ry@bucket/x")
+    assert "c4n4ry" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("matrix", "words"),
     [

@@ -228,7 +228,7 @@ def _files_on_disk(
     except OSError as error:
         if os.path.lexists(full):  # else it was there a moment ago
             shown = without_controls(full)
-            what = f"{shown} cannot be listed ({error.strerror}); remove it"
+            what = f"{shown} cannot be listed ({error.strerror}); make it readable, or remove it"
             raise DataError(what, "unreadable", url=shown) from None
         return
     for name in names:

@@ -46,6 +46,7 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
     headline, remaining = words.headline(history, status), words.remaining(history)
     view, lines = (curves or Curves()).take(history)
     latest = words.latest(history) | view["latest"]
+    clock = {"started_at": history.start.started_at if history.start else 0.0}
     return Board(
         parts={
             "header": parts.header(
@@ -59,7 +60,7 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
         lost=f"Failed: {words.lost(history)}",
         stop="" if history.is_over else words.stop_label(history),
         hint="" if history.is_over else words.HINT,
-        plots={"view": {**view, "clock": words.clock(history), "latest": latest}, "lines": lines},
+        plots={"view": {**view, "clock": clock, "latest": latest}, "lines": lines},
     )
 
 

@@ -92,16 +92,6 @@ def _waiting(history: TrainingHistory) -> str:
     return f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE
 
 
-def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
-    """The times as numbers, for a page that counts on between two reports; None: nobody knows."""
-    return {
-        "started_at": history.start.started_at if history.start else 0.0,
-        "elapsed_s": history.elapsed_s,
-        "remaining_s": history.eta_s,
-        "running": history.start is not None and not history.is_over,
-    }
-
-
 def remaining(history: TrainingHistory) -> str:
     """The share done and the time left, as "62 % · about 1 min 10 s left".
 
