@@ -6,13 +6,15 @@ in the process group of the rank, which the starter kills when the rank has ende
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import os
 import pickle
 import signal
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +22,13 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
-from gpupool.data.reading.batches import Collate, Reading, Rows
+from gpupool.data.reading.batches import Batch, Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads
@@ -32,6 +36,7 @@ from gpupool.data.reading.trees import pinned
 
 _OURS = str(Path(__file__).parents[2])
 _END_S = 1.0
+_SMALL_BYTES = 1 << 16
 # Workers that wait are more than there are cores; and every user of torch forks beside its threads.
 _EXPECTED = ("This DataLoader will create", ".*use of fork\\(\\) may lead to deadlocks")
 _Task = tuple[Indices, Draw | None, bool]
@@ -70,24 +75,32 @@ class Workers:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
         self._tasks[:] = [(indices, reading.draw, reading.skip) for indices in batches]
         answers = iter(self._loader)
-        for _ in batches:
-            try:
-                sent = next(answers)
-            except (RuntimeError, EOFError, OSError) as error:  # the data set's come as answers
-                raise DataError(
-                    "a worker that reads samples for this rank was killed, or has ended itself; "
-                    "most often memory has run out: choose fewer workers=, or a smaller batch_size "
-                    f"({error})",
-                    "worker died",
-                ) from None
-            batch = pickle.loads(sent)  # nosec B301 # from our own process
-            if isinstance(batch, _Raised):
-                raise batch.error()
-            if batch is not None and reading.pin:
-                inputs, targets = pinned((batch.inputs, batch.targets))
-                batch = batch._replace(inputs=inputs, targets=targets)
-            yield batch
-            del batch  # it is the caller's now
+        torch.get_num_threads()  # the first use in a thread takes over the default
+        # The cores are the workers': a copy by many threads would wait until each has got one.
+        with threadpool_limits(1, "openmp"):
+            for _ in batches:
+                batch = self._next(answers)
+                if batch is not None and reading.pin:
+                    inputs, targets = pinned((batch.inputs, batch.targets))
+                    batch = batch._replace(inputs=inputs, targets=targets)
+                yield batch
+                del batch  # it is the caller's now
+
+    def _next(self, answers: Iterator[bytes]) -> Batch | None:
+        try:
+            sent = next(answers)
+        except (RuntimeError, EOFError, OSError) as error:  # the data set's come as answers
+            raise DataError(
+                "a worker that reads samples for this rank was killed, or has ended itself; "
+                "most often memory has run out: choose fewer workers=, or a smaller batch_size "
+                f"({error})",
+                "worker died",
+            ) from None
+        found = pickle.loads(sent)  # nosec B301 # from our own process
+        if isinstance(found, _Raised):
+            raise found.error()
+        batch: Batch | None = found
+        return batch
 
 
 def unread(dataset: Any) -> Any:
@@ -131,11 +144,29 @@ class _Answers(Dataset[Any]):
                 self._rows = Rows(unread(self._dataset))
             batch = self._rows.batch(indices, Reading(draw, skip, self._collate))
             try:
-                return bytes(ForkingPickler.dumps(batch))  # its tensors lie in shared memory
+                return _pickled(batch)
             except Exception:  # a class that only the notebook has
                 return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
             return pickle.dumps(_Raised.of(error))
+
+
+class _Pickler(ForkingPickler):
+    """Puts tensors into shared memory, but for small ones: the rank has to ask this process for
+    each piece of it, and a worker that computes is slow to answer."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a small tensor is sent, as of labels."""
+        if type(value) is Tensor and value.nbytes <= _SMALL_BYTES and not value.requires_grad:
+            with contextlib.suppress(TypeError, RuntimeError):  # as of bfloat16, which numpy lacks
+                return torch.from_numpy, (value.numpy(),)
+        return NotImplemented
+
+
+def _pickled(batch: Batch | None) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(batch)
+    return file.getvalue()
 
 
 class _Raised(NamedTuple):

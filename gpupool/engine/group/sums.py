@@ -107,7 +107,7 @@ def _on_device(numbers: Sequence[Number], device: torch.device) -> Tensor:
     plain = [0.0 if isinstance(one, Tensor) else float(one) for one in numbers]
     # The default device may be another one: a cell of the user's sets it.
     made = torch.tensor(plain, dtype=torch.float64, device="cpu").to(device, non_blocking=True)
-    # Those on the device stay there; all numbers of Python cross in one copy.
+    # Those on the device stay there; all numbers of Python cross in one copy, not waited for.
     tensors = [one.reshape(()) for one in numbers if isinstance(one, Tensor)]
     if not tensors:
         return made
@@ -115,4 +115,5 @@ def _on_device(numbers: Sequence[Number], device: torch.device) -> Tensor:
     if len(tensors) == len(numbers):
         return there
     where = [i for i, one in enumerate(numbers) if isinstance(one, Tensor)]
-    return made.index_copy_(0, torch.tensor(where, device="cpu").to(device), there)
+    places = torch.tensor(where, device="cpu").to(device, non_blocking=True)
+    return made.index_copy_(0, places, there)
