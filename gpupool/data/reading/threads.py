@@ -118,8 +118,7 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
         read_more()
         while under_way:
             batch = _got(under_way.popleft().done)
-            # Until the first batch is there, whoever asks for it waits: nobody else draws.
-            if reading.draw is not None and not row_bytes and generators() != before:
+            if threads.has_drawn and not row_bytes:
                 threads.close()
                 for thread in threads.running:  # what is read again must not meet what they draw
                     thread.join()
@@ -128,6 +127,7 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
             if batch is not None and batch.num:
                 nbytes = sum(one.nbytes for one in tensors((batch.inputs, batch.targets)))
                 row_bytes = max(1, nbytes // batch.num)
+                threads.watches = False
             read_more()
             yield batch
             del batch  # it is the caller's now
@@ -159,6 +159,8 @@ class _Threads:
         self._started: SimpleQueue[None] = SimpleQueue()
         self.running: list[threading.Thread] = []
         self._is_closed = False
+        self.watches = reading.draw is not None  # until the first batch is there
+        self.has_drawn = False  # a sample, from what threads share
 
     def start(self, num_samples: int) -> None:
         """Start them: many fetch, as many decode as there are cores."""
@@ -205,15 +207,24 @@ class _Threads:
         self._started.put(None)
         while (fetched := self._fetched.get()) is not None and not self._is_closed:
             (batch, number), content = fetched
+            # Not while samples are fetched: what stores import and wait for draws as well.
+            before = generators() if self.watches else b""
             try:
                 batch.samples[number] = self._sample(int(batch.indices[number]), content)
+                self._watch(before)
                 if next(batch.left) == 0:
                     devices.of(self._reading.device).make_current()  # as above
-                    batch.done.put(made(batch.samples, batch.indices, self._reading, keyed_draws))
+                    whole = made(batch.samples, batch.indices, self._reading, keyed_draws)
+                    self._watch(before)
+                    batch.done.put(whole)
             except BaseException as error:  # as above
                 batch.done.put(_Raised(error))
             del fetched, batch, content
         self._fetched.put(None)
+
+    def _watch(self, before: bytes) -> None:
+        if before and generators() != before:
+            self.has_drawn = True
 
     def _sample(self, index: int, fetched: Any) -> Any:
         number, row = divmod(index, self._length)

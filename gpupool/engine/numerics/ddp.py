@@ -87,6 +87,9 @@ def _share(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
             tensor.copy_(piece.clone().view(tensor.dtype).view_as(tensor))
 
 
+_FEW = 4  # samples, for the statistics of a batch norm
+
+
 class StepBuffers:
     """Keeps the buffers of a network what one process would have; all ranks call it alike.
 
@@ -100,6 +103,21 @@ class StepBuffers:
         self._is_local = options.batch_norm != "frozen" and not self.is_synced
         self._has_buffers = any(True for _ in model.buffers())
         self._may_be_single = False  # this share has fewer samples than usual
+
+    def trouble(self, num_samples: int) -> str:
+        """What to tell of data whose last batch is too small for batch norms; "" if it is not."""
+        size, num_ranks = self._options.batch_size, self._world.size
+        last = num_samples % size
+        most = -(-last // num_ranks)
+        if not (self._norms and self._is_local and last) or most >= _FEW or size < 8 * num_ranks:
+            return ""
+        sizes = range(size - 1, 0, -1)
+        better = next(one for one in sizes if not num_samples % one or num_samples % one > one / 2)
+        return (
+            f"The last batch of each epoch has {last} of {size} samples, at most {most} on a rank. "
+            "The statistics of batch norms over so few can undo what was learned: "
+            f"batch_size={better} leaves no such batch."
+        )
 
     def before_forward(self, share: Share) -> None:
         """Make statistics that this step may be normalised with those of the first rank.

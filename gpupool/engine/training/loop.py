@@ -169,6 +169,8 @@ class _Training:
             scaling = fit_normalization(self.dataset, options, run.world, self.form)
             run.network = replace(run.network, normalization=scaling)
         self.best.begin()
+        if said := self.step.buffers.trouble(num_samples(self.dataset)):
+            emit(WarningEvent("batch norms", said, run.step))
         what = "compiling, and the first step" if options.compile else "the first step"
         emit(ProgressEvent(what, 0, 0))
         self.has_begun = True

@@ -47,7 +47,7 @@ class TrainingStep:
         self._run, self._loss, self._steps_per_epoch = run, loss, steps_per_epoch
         self._timer = timer
         self._parameters = [p for g in run.optimizer.param_groups for p in g["params"]]
-        self._buffers = StepBuffers(run.model, run.world, run.options)
+        self.buffers = StepBuffers(run.model, run.world, run.options)
         self._before = ForwardState(run.model)
         self._has_undo = False
         self._parallel = wrap_ddp(run.model, run.world)
@@ -111,8 +111,8 @@ class TrainingStep:
         """
         run = self._run
         total = self._global_count(share)
-        self._buffers.before_forward(share)  # of smaller batches: all take rank 0's statistics
-        parts = micro_batches(share, run.options.accumulate, self._buffers.is_synced)
+        self.buffers.before_forward(share)  # of smaller batches: all take rank 0's statistics
+        parts = micro_batches(share, run.options.accumulate, self.buffers.is_synced)
         metrics = []
         for part in parts:
             syncs = part is parts[-1]  # in that one DDP averages the gradients over the ranks
@@ -125,7 +125,7 @@ class TrainingStep:
                 add_gradient(weighted_loss)
                 self._timer.end_backward()
                 metrics.append(of_part)
-        self._buffers.after_backward(share)  # where rank 0 had no samples, they are another's
+        self.buffers.after_backward(share)  # where rank 0 had no samples, they are another's
         return metrics
 
     def _global_count(self, share: Share) -> int | Tensor:
@@ -157,7 +157,7 @@ class TrainingStep:
         inputs, targets, num_here = part.inputs, part.targets, part.num_here
         if run.options.channels_last:
             inputs = map_tensors(_channels_last, inputs)
-        norms = self._buffers.batch_norm_context(num_here)
+        norms = self.buffers.batch_norm_context(num_here)
         with autocast(run.world.device, run.options.precision), norms:
             outputs = called(self._parallel, inputs)
             halves = outputs, targets

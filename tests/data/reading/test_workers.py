@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,27 @@ def test_what_draws_from_generators_that_threads_share_is_read_alone_and_puts_th
         read(Drawing(), workers)
     after = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
     assert after == before
+
+
+class Importing(Points):
+    """Its store draws when it is asked first, as a client does that is imported then."""
+
+    def __init__(self) -> None:
+        super().__init__(NUM)
+        self.first, self.is_imported = threading.Lock(), False
+
+    def fetch(self, index: int) -> int:
+        with self.first:
+            if not self.is_imported:
+                random.random()
+            self.is_imported = True
+        return super().fetch(index)
+
+
+def test_a_store_that_draws_is_read_by_threads_all_the_same() -> None:
+    points = Importing()
+    assert len(inputs(read(points, 2))) == NUM
+    assert sorted(points.fetched) == list(range(NUM))  # here, so by no worker
 
 
 def test_where_all_of_the_first_batch_is_skipped_the_others_come_once() -> None:
