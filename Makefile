@@ -2,8 +2,9 @@
 # make lab    the same notebook in JupyterLab
 # make test   the tests with the versions of constraints.txt: what CI runs
 # make latest the same with the newest version of everything, as users install it, in .venv-latest
-# make long   what takes longer: second users, odd surroundings, random walks, every page row by row
+# make long   what takes longer: second users, odd surroundings, random walks, the code of every page
 # make hosts  pools on several hosts: real sshd, Slurm and Open MPI in namespaces, as root
+# make docs   the pages and the notebooks as HTML, in build/docs; a warning is an error
 # make lint   ruff, mypy and bandit
 # All set-up is done here, on a machine with Python 3.11 or newer and make.
 
@@ -28,7 +29,7 @@ SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 OLDEST := build/cloudpickle-3.1.0
 OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0
 
-.PHONY: demo lab test latest long hosts lint clean
+.PHONY: demo lab test latest long hosts docs lint clean
 
 demo: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
@@ -52,6 +53,10 @@ long: $(VENV)/.long $(OLDEST) $(OTHER_KERNELS)
 hosts: $(VENV)/.test
 	@scripts/apt-install $(HOST_PACKAGES) $(CLUSTER_PACKAGES)
 	@$(BIN)/python -m tests.run $(SIDE_BY_SIDE) --hosts tests/hosts
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
+	@echo "build/docs/index.html"
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

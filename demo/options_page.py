@@ -25,7 +25,7 @@ gpupool.train(network, data, options=options, lr=0.2)  # beside `options` a keyw
 ```
 
 A name that is no option, and an option that would do nothing, are answered with what was meant.
-[docs/training.md](../training.md) has MATLAB's names.
+[Coming from](../guides/coming-from.md) has the names that other libraries have for them.
 """
 _CALLBACKS = """\
 ## What a callback gets

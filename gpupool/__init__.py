@@ -21,7 +21,7 @@ Your own loop, in %%spmd cells
     shard_batches, weighted_loss, sync_batch_norm, Checkpoints, Metrics
     monitor                      its plots below the cell
 
-docs/ beside README.md has a page for each task; docs/reference has all commands and options.
+docs/index.md says which page is for what; docs/reference has all commands and options.
 Importing gpupool loads neither torch nor ipywidgets.
 """
 

@@ -335,8 +335,8 @@ def _is_ours(frame: TracebackType) -> bool:
 class DataError(GpuPoolError):
     """A datastore cannot be listed or read. Its text quotes names and contents of files.
 
-    `kind` is what happened, in one or two words: see docs/errors.md. `url` is the printable URL of
-    what could not be read or written.
+    `kind` is what happened, in one or two words: see docs/guides/faults.md. `url` is the printable
+    URL of what could not be read or written.
     """
 
     def __init__(self, message: str = "", kind: str = "", url: str = "") -> None:

@@ -120,7 +120,8 @@ def test_every_error_of_ours_can_be_caught_as_one_and_the_page_names_the_kinds()
     assert issubclass(OptionsError, ValueError)
     root = Path(errors.__file__).parents[1]
     source = "".join(path.read_text() for path in root.rglob("*.py"))
-    _, _, page = (root.parent / "docs" / "errors.md").read_text().partition("The kinds of")
+    guide = root.parent / "docs" / "guides" / "faults.md"
+    _, _, page = guide.read_text().partition("The kinds of")
     rows = [r.split("|") for r in page.splitlines() if re.match(r"\| `\w+Error` \| [^`]*`[a-z]", r)]
     kinds = {kind for row in rows for kind in re.findall("`([^`]+)`", row[2])} - {"reason"}
     assert len(kinds) > 20

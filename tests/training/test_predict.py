@@ -30,7 +30,7 @@ from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-a-network.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "use-a-network.md"
 NAMES = ["cat", "dog"]
 SIDE = 8
 

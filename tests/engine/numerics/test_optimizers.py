@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,26 +49,6 @@ def test_options_reach_the_optimizer(settings: dict[str, Any], kind: Any, own: A
     model, expected = network(DOUBLE), network(DOUBLE)
     found = steps(model, make_optimizer(model, TrainingOptions(lr=0.01, **settings)))
     assert torch.equal(found, steps(expected, kind(expected.parameters(), lr=0.01, **own)))
-
-
-def test_the_muon_of_the_docs_is_torchs_for_matrices_and_adamw_for_the_rest() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    options = TrainingOptions(optimizer=names["MuonAdamW"], lr=0.02, weight_decay=0.1)
-    model, expected = network(DOUBLE), network(DOUBLE)
-    first = make_optimizer(model, options)
-    matrices = [p for p in expected.parameters() if p.ndim == 2]
-    others = [p for p in expected.parameters() if p.ndim != 2]
-    parts = [
-        torch.optim.Muon(matrices, 0.02, 0.1, 0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, 0.02, weight_decay=0.1),
-    ]
-    assert torch.equal(steps(model, first), steps(expected, *parts))
-    second = make_optimizer(model, options)
-    second.load_state_dict(first.state_dict())  # it goes on from its state
-    assert torch.equal(steps(model, second), steps(expected, *parts))
 
 
 def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
