@@ -14,7 +14,7 @@ from gpupool.notebook.magics.arguments import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "ARCHITECTURE.md"]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def test_it_is_short_and_its_first_screen_has_all_to_begin_with() -> None:
