@@ -135,5 +135,5 @@ def test_what_cannot_be_run_is_one_sentence_and_a_status_of_its_own(
 
 
 def test_the_docs_have_every_line() -> None:
-    page = (ROOT / "docs" / "explanation" / "promises.md").read_text()
+    page = (ROOT / "docs" / "promises.md").read_text()
     assert dict(re.findall(r"^\| `(.+)` \| (.+) \|$", page, re.M)) == promises()
