@@ -7,7 +7,6 @@ gets a line for each stage.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -23,16 +22,8 @@ if TYPE_CHECKING:
 
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
-# How tqdm writes what has an end, what is counted and what only lasts. (A store may report its
-# files all at once: then there is only the time to show.)
-_TEXT = (None, None, "{desc} [{elapsed}]")
-_HTML = (
-    '{desc} <progress value="{n}" max="{total}" aria-label="{desc}" style="width:16em;'
-    'max-width:40%;vertical-align:middle;accent-color:#0072bd"></progress> '
-    "{percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}&lt;{remaining}, {rate_fmt}]",
-    "{desc}  {n_fmt}{unit} [{elapsed}, {rate_fmt}]",
-    "{desc}  [{elapsed}]",
-)
+_WITH_BAR = "{desc} \0 {percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+_BAR_STYLE = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
 
 
 def open_drawing() -> Drawing | None:
@@ -76,36 +67,36 @@ def bar_text(one: Progress, width: int | None = None) -> str:
 
     For example "Listing: 12000 files [00:03, 4000.00 files/s]".
     """
-    return "" if one.is_over else _written(one, _TEXT, str, width)
+    return "" if one.is_over else _line(one, None, width)
 
 
 def bar_html(one: Progress) -> str:
     """The same as HTML: a bar and its numbers; at its end nothing that is seen."""
     if one.is_over:
         return f'<div class="{CLASS}"></div>'
+    what, share = escape(_what(one)), one.done / (one.total or 1)
+    bar = f'<progress value="{share:.3f}" aria-label="{what}" style="{_BAR_STYLE}"></progress>'
+    line = escape(_line(one, _WITH_BAR)).replace("\0", bar)
     style = f"{markup.FONT};font-variant-numeric:tabular-nums"
-    return f'<div class="{CLASS}" style="{style}">{_written(one, _HTML, escape)}</div>'
+    return f'<div class="{CLASS}" style="{style}">{line}</div>'
 
 
 def _what(one: Progress) -> str:
     return f"{one.what} ({one.note})" if one.note else one.what
 
 
-def _written(
-    one: Progress,
-    forms: tuple[str | None, ...],
-    safe: Callable[[str], str],
-    width: int | None = None,
-) -> str:
+def _line(one: Progress, with_bar: str | None, width: int | None = None) -> str:
+    # A store may report its files all at once: then there is only the time to show.
+    without = None if one.unit and one.done else "{desc} [{elapsed}]"
     line: str = tqdm.format_meter(
         one.done,
         one.total,
         one.elapsed_s,
         ncols=width,
-        prefix=safe(_what(one)),
+        prefix=_what(one),
         ascii=True,  # any terminal has these
-        unit=BYTES if one.unit == BYTES else safe(f" {one.unit}".rstrip()),
+        unit=BYTES if one.unit == BYTES else f" {one.unit}".rstrip(),
         unit_scale=one.unit == BYTES,
-        bar_format=forms[0 if one.total else 1 if one.unit and one.done else 2],
+        bar_format=with_bar if one.total else without,
     )
     return line

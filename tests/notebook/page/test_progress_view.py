@@ -59,7 +59,7 @@ with progress("Listing", unit="files") as bar:
 def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(clean_kernel: Kernel) -> None:
     cell = clean_kernel.run(WORK)
     (first, *_) = [c for _, kind, c in cell.messages if kind == "display_data"]
-    assert "Listing  7 files [00:0" in first["data"]["text/html"]
+    assert "Listing: 7 files [00:0" in first["data"]["text/html"]
     assert first["data"]["text/plain"].startswith("Listing: 7 files [00:0")
     (output,) = cell.outputs
     assert output["data"] == {"text/html": '<div class="gpupool-progress"></div>', "text/plain": ""}
