@@ -6,11 +6,12 @@ python -m demo.options_page
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 from gpupool import CallbackInfo, TrainingOptions
-from gpupool.core.options.fields import option_help
 
+_OPTION = re.compile(r"(?m)^(\w.*):$|^  (\w+) = (.+)\n((?:    .*\n)+)")
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-options.md"
 _HEAD = """\
 # Options of a training
@@ -43,12 +44,9 @@ def text() -> str:
 def _sections() -> list[str]:
     """The options under the headings that divide the class, each with its default and meaning."""
     parts: list[str] = []
-    heading = ""
-    for option in option_help(TrainingOptions):
-        if option.heading != heading:
-            heading = option.heading
-            parts.append(f"## {heading[0].upper()}{heading[1:]}\n")
-        parts.append(f"**`{option.name}`** = `{option.default}`\n\n{option.meaning}\n")
+    for heading, name, default, meaning in _OPTION.findall(f"{TrainingOptions.__doc__}\n"):
+        about = f"**`{name}`** = `{default}`\n\n{inspect.cleandoc(meaning)}\n"
+        parts.append(f"## {heading}\n" if heading else about)
     return parts
 
 

@@ -54,11 +54,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def _open_drawing(course: _progress.Course) -> _progress.Drawing | None:
-    """What shows a course to the user; imported when something has lasted for a second."""
-    from gpupool.notebook.page.progress_view import open_drawing
-
-    return open_drawing(course)
-
-
-_progress.draw_with(_open_drawing)
+# imported when something has lasted for a second
+_progress.draw_with(
+    lambda: importlib.import_module("gpupool.notebook.page.progress_view").open_drawing()
+)

@@ -163,9 +163,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
         ),
         # by a thread, while the main one may be importing ipyparallel: see front_end.py
         (
-            "from gpupool.notebook.page import progress_view as p\n"
-            "from gpupool.core.progress import Course\n"
-            "p.open_drawing(Course('Starting', 0, None, '', '', 1.0))",
+            "from gpupool.notebook.page import progress_view as p\np.open_drawing()",
             WIDGETS_AND_TORCH | {"IPython", "comm"},
         ),
     ],

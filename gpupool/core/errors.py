@@ -33,7 +33,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
@@ -49,12 +48,6 @@ class GpuPoolError(Exception):
 
 class OptionsError(GpuPoolError, ValueError):
     """An option is unknown, malformed, contradicts another one, or would have no effect."""
-
-    @classmethod
-    def of(cls, name: str, value: object, what: str) -> Self:
-        """The error for a value of one option: "lr=0: must be above 0."."""
-        shown = f"{value:g}" if isinstance(value, float) else repr(value)
-        return cls(f"{name}={shown}: {what}")
 
 
 class PlacementError(GpuPoolError):

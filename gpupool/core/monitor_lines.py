@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from gpupool.core.terminal import cleared, plain
+from gpupool.core.terminal import plain, write_line
 from gpupool.core.wire.events import OVER, MonitorEvent
 
 LINE_EVERY_S = 2.0
@@ -51,5 +51,4 @@ class MonitorLines:
         if event.status == self._status and now - self._written_at < LINE_EVERY_S:
             return
         self._written_at, self._status = now, event.status
-        with cleared(self._stream) as stream:
-            print(monitor_line(event, self._step, self._latest), file=stream, flush=True)
+        write_line(monitor_line(event, self._step, self._latest), self._stream)

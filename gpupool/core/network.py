@@ -45,19 +45,9 @@ class NetworkInfo:
     def __bool__(self) -> bool:
         return self != _NOTHING
 
-    def plain(self) -> dict[str, Any]:
-        """What a file holds: lists, texts and numbers."""
-        mean_and_std = self.normalization
-        return {
-            "classes": list(self.classes),
-            "normalization": None if mean_and_std is None else [list(n) for n in mean_and_std],
-            "input_shape": list(self.input_shape),
-            "from_raw": self.from_raw,
-        }
-
     @classmethod
     def of_plain(cls, found: Any) -> NetworkInfo:
-        """What `plain` gave; nothing where a file holds anything else there."""
+        """What `dataclasses.asdict` gave; nothing where a file holds anything else there."""
         try:
             mean, std = found["normalization"] or ((), ())
             scaling = tuple(map(float, mean)), tuple(map(float, std))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from typing import Any, TextIO
 
 MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
@@ -53,10 +51,10 @@ def shows_colours(stream: TextIO) -> bool:
 
 
 class DrawnLine:
-    """A line of a terminal that is drawn over itself, as tqdm does it.
+    """A line of a terminal that is drawn over itself, by tqdm.
 
-    Whole lines, by `cleared`, come above it. Any thread may call its methods. They raise what
-    writing to the stream raises.
+    Whole lines, by `write_line`, come above it. Any thread may draw it; that raises what writing to
+    the stream raises.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -64,19 +62,15 @@ class DrawnLine:
         self._bar: Any = None  # while it is seen
 
     def draw(self, text: str) -> None:
-        """Show this, as far as it fits: a line that wraps could not be drawn over."""
-        from tqdm import tqdm  # `%load_ext gpupool` does not wait for it
+        """Show this, as far as it fits (what wraps cannot be drawn over); "" wipes the line."""
+        if text and self._bar is None:
+            from tqdm import tqdm  # not sooner: it takes 70 ms
 
-        text = text[: width()]
-        if self._bar is None:
             _drawn.add(self)
-            self._bar = tqdm(desc=text, bar_format="{desc}", file=self._stream, leave=False)
-        else:
-            self._bar.set_description_str(text)
-
-    def close(self) -> None:
-        """Wipe it."""
-        if self._bar is not None:
+            self._bar = tqdm(bar_format="{desc}", file=self._stream, leave=False)
+        if text:
+            self._bar.set_description_str(text[: width()])
+        elif self._bar is not None:
             bar, self._bar = self._bar, None
             _drawn.discard(self)
             bar.close()
@@ -85,16 +79,15 @@ class DrawnLine:
 _drawn: set[DrawnLine] = set()
 
 
-@contextlib.contextmanager
-def cleared(stream: TextIO) -> Iterator[TextIO]:
-    """`stream`, for whole lines: what is drawn makes room for them."""
-    if not _drawn:  # each line of a flood would wait for tqdm's locks
-        yield stream
-        return
-    from tqdm import tqdm
+def write_line(text: str, stream: TextIO) -> None:
+    """Write a line: what is drawn makes room for it."""
+    if _drawn:  # else each line of a flood would wait for tqdm's locks
+        from tqdm import tqdm
 
-    with tqdm.external_write_mode(file=stream):
-        yield stream
+        tqdm.write(text, file=stream)
+    else:
+        print(text, file=stream)
+    stream.flush()
 
 
 def width() -> int:

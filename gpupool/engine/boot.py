@@ -27,7 +27,7 @@ from gpupool.core.progress import draw_with
 from gpupool.core.wire import invoke
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
-from gpupool.engine.output.emit import open_drawing
+from gpupool.engine.output.emit import emit_progress
 from gpupool.engine.process import pool_folder, this_rank
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     from gpupool.engine.output.streams import OrderedStream, draw_as_in_a_terminal
 
     draw_as_in_a_terminal()
-    draw_with(open_drawing)
+    draw_with(lambda: emit_progress)
     current.is_on_rank = lambda: True
     invoke.serve = entry.serve
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))

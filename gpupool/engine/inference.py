@@ -100,7 +100,7 @@ def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) 
     # The normalization that the network was trained with; a data set may ask for one itself.
     known = job.network and job.network.normalization
     scaling = Normalization(*known) if known else None
-    with progress("samples", num_samples(job.dataset) or None, "samples", after_s=0.0) as bar:
+    with progress("samples", num_samples(job.dataset) or None, "samples") as bar:
         each_share(model, job.dataset, world, job.options, use, bar, scaling, form)
 
 

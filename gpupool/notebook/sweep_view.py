@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from html import escape
 
 from gpupool.core.formatting import NONE, duration, measured, short_name
-from gpupool.core.terminal import cleared, plain
+from gpupool.core.terminal import plain, write_line
 from gpupool.notebook.monitor import svg
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
@@ -50,8 +50,7 @@ class SweepView:
         lines = [f"{_found(t, progress)}; {t.state} in {duration(t.elapsed_s)}" for t in ended]
         lines += summary if is_over else []
         if lines and (self._place is None or not has_reader()):
-            with cleared(sys.stdout) as stream:
-                print("\n".join(lines), file=stream, flush=True)
+            write_line("\n".join(lines), sys.stdout)
         now = time.monotonic()
         if self._place and (is_over or now - self._drawn_at >= REDRAW_EVERY_S):
             self._drawn_at, text = now, "\n".join(summary)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gpupool.core.options.training_options import TrainingOptions, merged, with_keywords
+from gpupool.core.options.fields import with_keywords
+from gpupool.core.options.training_options import TrainingOptions, merged
 from gpupool.core.wire.environ import note_use
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.picture import Look
@@ -111,4 +112,4 @@ def train(
             prints.finish(CellReport(run.outputs, elapsed_s=run.history.elapsed_s))
 
 
-train.__signature__ = with_keywords(train)  # type: ignore[attr-defined]
+train.__signature__ = with_keywords(train, TrainingOptions)  # type: ignore[attr-defined]

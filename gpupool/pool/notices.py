@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, TextIO
 
 from gpupool.core import progress as bars
-from gpupool.core.terminal import cleared
+from gpupool.core.terminal import write_line
 
 # A sentence to show while a call runs; None: it is over. Called in a background thread.
 OnNotice = Callable[[str | None], None]
@@ -59,8 +59,7 @@ class NoticeLines:
             self._written.clear()
         elif form not in self._written:
             self._written.add(form)
-            with cleared(self._stream or sys.stderr) as stream:
-                print(f"gpupool: {self._about}{text}", file=stream, flush=True)
+            write_line(f"gpupool: {self._about}{text}", self._stream or sys.stderr)
 
 
 def unheard(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ from gpupool.core import current
 from gpupool.core.errors import NoPoolError, OptionsError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
-from gpupool.core.options.fields import Annotation, parameters
+from gpupool.core.options.fields import with_keywords
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.progress import progress as bar
 from gpupool.core.wire import environ
@@ -64,11 +63,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         return _current
 
 
-# For help and completion; "profile" is there already.
-_own = list(inspect.signature(start).parameters.values())[:-1]
-start.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*_own, *parameters(PoolOptions)[1:]], return_annotation=Annotation("Pool")
-)
+start.__signature__ = with_keywords(start, PoolOptions)  # type: ignore[attr-defined]
 
 
 def current_pool(create: bool = False) -> Pool:

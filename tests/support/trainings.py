@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import Pool, TrainingOptions, TrainingResult, TrainingRun
-from gpupool.core import progress
-from gpupool.core.progress import Course
 from gpupool.core.wire.requests import Counts
 from gpupool.training.head import require_module
 
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def drawn() -> Iterator[list[Course]]:
-    """What is told of how far something is."""
-    courses: list[Course] = []
-    before = progress._opening[:]
-    progress.draw_with(lambda course: courses.append)
-    yield courses
-    progress._opening[:] = before
 
 
 def samples(num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> TensorDataset:

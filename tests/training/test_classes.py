@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,7 @@ def test_normalization_of_the_network_holds_where_the_data_have_none(
 
 def test_a_file_cannot_bring_anything_but_plain_values() -> None:
     known = NetworkInfo(("a",), ((0.5,), (0.25,)), (3, 8, 8))
-    assert NetworkInfo.of_plain(known.plain()) == known
+    assert NetworkInfo.of_plain(asdict(known)) == known
     odd: Any
     for odd in (None, 3, {"classes": [1], "normalization": [[1.0]], "input_shape": [-3]}, {}):
         assert NetworkInfo.of_plain(odd) == NetworkInfo()

@@ -10,6 +10,7 @@ import ast
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import MISSING, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -124,16 +125,6 @@ class Annotation(str):
         return str(self)
 
 
-class OptionHelp(NamedTuple):
-    """What a reader wants to know of one option: `default` as it is written, `meaning` its
-    docstring, `heading` that of the group in which it stands."""
-
-    name: str
-    default: str
-    meaning: str
-    heading: str
-
-
 def words_of(kind: type, name: str) -> tuple[str, ...]:
     """The words that an option takes; it may take other values too."""
     return _words(str(kind.__dataclass_fields__[name].type))  # type: ignore[attr-defined]
@@ -161,26 +152,27 @@ def parameters(kind: type) -> list[inspect.Parameter]:
     ]
 
 
-def option_help(kind: type) -> list[OptionHelp]:
-    """Every option of a dataclass with its meaning, read from its source."""
-    defaults = {one.name: repr(one.default) for one in parameters(kind)}
-    source = inspect.getsource(sys.modules[kind.__module__])  # that of a class takes 13 ms to find
-    found, heading = list[OptionHelp](), ""
-    for words, name, meaning in _FIELD.findall(source.partition(f"\nclass {kind.__name__}(")[2]):
-        heading = words or heading
-        if name in defaults:
-            found.append(OptionHelp(name, defaults[name], inspect.cleandoc(meaning), heading))
-    return found
+def with_keywords(function: Callable[..., Any], kind: type) -> inspect.Signature:
+    """The signature of `function` with every option by name instead of its last parameter.
+
+    Completion in a notebook reads it.
+    """
+    signature = inspect.signature(function)
+    own = dict(list(signature.parameters.items())[:-1])
+    more = [one for one in parameters(kind) if one.name not in own]
+    return signature.replace(parameters=[*own.values(), *more])
 
 
 def explain(kind: type) -> None:
     """Give a dataclass of options a docstring and a signature that show each of them."""
-    lines, heading = [inspect.cleandoc(kind.__doc__ or "")], ""
-    for option in option_help(kind):
-        if option.heading != heading:
-            heading = option.heading
+    options = parameters(kind)
+    defaults = {one.name: one.default for one in options}
+    source = inspect.getsource(sys.modules[kind.__module__])  # that of a class takes 13 ms to find
+    lines = [inspect.cleandoc(kind.__doc__ or "")]
+    for heading, name, meaning in _FIELD.findall(source.partition(f"\nclass {kind.__name__}(")[2]):
+        if heading:
             lines += ["", f"{heading[0].upper()}{heading[1:]}:"]
-        meaning = option.meaning.replace("\n", "\n    ")
-        lines += [f"  {option.name} = {option.default}", f"    {meaning}"]
+        elif name in defaults:
+            lines += [f"  {name} = {defaults[name]!r}", f"    {meaning}"]
     kind.__doc__ = "\n".join(lines)
-    kind.__signature__ = inspect.Signature(parameters(kind))  # type: ignore[attr-defined]
+    kind.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

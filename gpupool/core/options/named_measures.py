@@ -29,28 +29,26 @@ _LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity",
 
 def check_loss(loss: object) -> None:
     """Raise TrainingError, with what there is, if `loss` is not one; see `train`."""
-    if isinstance(loss, type):
-        raise TrainingError(
-            f"loss={loss.__name__} is a class; pass an instance: {loss.__name__}()."
-        )
-    if not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
-        raise TrainingError(
-            f"loss={loss!r} is unknown. {suggest(str(loss), LOSSES)} Also 'output' (what the "
-            "network gives as its loss), and any function (outputs, targets) -> mean."
-        )
+    if loss not in ("auto", "output", None):
+        also = "'output' (what the network gives as its loss), and any function"
+        _check("loss", loss, LOSSES, f"{also} (outputs, targets) -> mean")
 
 
 def check_metrics(metrics: object) -> None:
     """Raise TrainingError, with what there is, if `metrics` are none; see `evaluate`."""
+    also = "any function (outputs, targets) -> mean, and the metrics of torchmetrics"
     for metric in listed(metrics):
-        if isinstance(metric, type):
-            name = metric.__name__
-            raise TrainingError(f"metrics: {name} is a class; pass an instance: {name}(...).")
-        if not callable(metric) and metric not in METRICS:
-            raise TrainingError(
-                f"metrics: {metric!r} is unknown. {suggest(str(metric), METRICS)} Also any "
-                "function (outputs, targets) -> mean, and the metrics of torchmetrics."
-            )
+        _check("metrics", metric, METRICS, also)
+
+
+def _check(option: str, value: object, known: Iterable[str], also: str) -> None:
+    if isinstance(value, type):
+        name = value.__name__
+        raise TrainingError(f"{option}={name} is a class; pass an instance: {name}(...).")
+    if not callable(value) and value not in [*known]:  # it may have no hash
+        raise TrainingError(
+            f"{option}={value!r} is unknown. {suggest(str(value), known)} Also {also}."
+        )
 
 
 def listed(metrics: Any) -> list[Any]:

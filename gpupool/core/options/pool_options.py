@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import number, parse_duration_s
-from gpupool.core.options.fields import Options, option
+from gpupool.core.options.fields import Options, explain, option
 
 PROFILES = ("local", "ssh", "slurm", "mpi", "kubernetes", "sky")
 
@@ -22,6 +22,7 @@ def _limit_s(name: str, value: Any) -> float:
 class PoolOptions(Options):
     """How a pool is started."""
 
+    # ---- where the ranks run
     profile: str = "local"
     """Where the engines run; "local" is this machine. Else "ssh", "slurm", "mpi", "kubernetes",
     "sky", or the name of a table in gpupool.toml: see docs/guides/clusters.md."""
@@ -40,11 +41,13 @@ class PoolOptions(Options):
     device: Literal["auto", "cpu", "gpu"] = option("auto")
     """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
     backend: Literal["auto", "nccl", "gloo"] = option("auto")
-    """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part.
+    """"auto": "nccl" among ranks that have a GPU each, "gloo" as soon as one without takes part.
 
     Ranks with MIG instances of one GPU are joined by gloo."""
     force: bool = False
     """Take GPUs that another pool has locked, or another user computes on, too."""
+
+    # ---- what they have, and how long
     env: tuple[str, ...] = ()
     """Names or globs of environment variables that every rank gets."""
     idle_timeout: str | float | None = "30m"
@@ -75,6 +78,9 @@ class PoolOptions(Options):
     def idle_timeout_s(self) -> float | None:
         """`idle_timeout` in seconds; None for never."""
         return parse_duration_s(self.idle_timeout)
+
+
+explain(PoolOptions)
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:

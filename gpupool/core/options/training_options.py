@@ -7,7 +7,6 @@ given, and one that would have no effect is an error.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import checks, effects
 from gpupool.core.options.checks import flag, folder, must, number
-from gpupool.core.options.fields import Needs, Options, explain, option, parameters
+from gpupool.core.options.fields import Needs, Options, explain, option
 
 _OPTIMIZER = "torch.optim.Adam, or lambda groups: torch.optim.Adam(groups, amsgrad=True)"
 MAX_SKIPPED = 0.001  # of the samples of an epoch
@@ -227,16 +226,6 @@ class TrainingOptions(Options):
 
 
 explain(TrainingOptions)
-
-
-def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of `function` with every option by name instead of its last parameter.
-
-    Completion in a notebook reads it.
-    """
-    signature = inspect.signature(function)
-    own = list(signature.parameters.values())[:-1]
-    return signature.replace(parameters=[*own, *parameters(TrainingOptions)])
 
 
 def merged(

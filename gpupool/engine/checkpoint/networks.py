@@ -15,6 +15,7 @@ import io
 import os
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def save(
         raise TrainingError(f"{shown}: give another ending; safetensors.torch writes such files.")
     known, model = info_of(model), without_wrappers(model)
     with progress(f"Saving {name}"):
-        whole = {"format": FORMAT, "network": known.plain(), "structure": _structure(model)}
+        whole = {"format": FORMAT, "network": asdict(known), "structure": _structure(model)}
         file = io.BytesIO()
         state_dicts.save(whole | {"state_dict": copied(model.state_dict())}, file)
         target.put(name, file.getvalue())

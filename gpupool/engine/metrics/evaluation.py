@@ -54,7 +54,8 @@ def each_share(
                 with autocast(world.device, options.precision):
                     outputs = called(model, share.inputs)
             use(outputs, share)
-            bar.advance(share.num_all, and_tick=True)
+            bar.advance(share.num_all)
+            bar.tick()
 
 
 class Values(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpupool.core.progress import Course, Drawing
+from gpupool.core.progress import Progress
 from gpupool.core.wire.events import Event, ProgressEvent, to_dict
 from gpupool.core.wire.output import OutputKind
 from gpupool.engine.process import this_rank
@@ -17,14 +17,12 @@ def emit(events: Sequence[Event]) -> None:
     publish_data({OutputKind.EVENTS.value: [to_dict(event) for event in events]})
 
 
-def open_drawing(course: Course) -> Drawing | None:
-    """What shows a course in the notebook, on the first rank; the others do the same, mostly."""
-    return emit_progress if course.on_any_rank or this_rank().rank == 0 else None
-
-
-def emit_progress(course: Course) -> None:
-    """Send how far it is; at its end all of it is done."""
-    done, total = course.done, course.total or 0
-    if course.is_over:
+def emit_progress(one: Progress) -> None:
+    """Send how far it is, on the first rank: the others do the same, mostly. At its end all of it
+    is done."""
+    if this_rank().rank != 0 and not one.on_any_rank:
+        return
+    done, total = one.done, one.total or 0
+    if one.is_over:
         done = total = max(1, done)
-    emit([ProgressEvent(course.what, done, total, course.unit)])
+    emit([ProgressEvent(one.what, done, total, one.unit)])

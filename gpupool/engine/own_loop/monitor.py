@@ -194,9 +194,9 @@ def monitor(
         OptionsError: an argument that makes no sense.
     """
     if isinstance(metrics, str) or not metrics:
-        raise OptionsError.of("metrics", metrics, 'give a list of names, such as ["loss"].')
+        raise OptionsError(f'metrics={metrics!r}: give a list of names, such as ["loss"].')
     if num_steps < 0:
-        raise OptionsError.of("num_steps", num_steps, "must not be negative; 0 means unknown.")
+        raise OptionsError(f"num_steps={num_steps}: must not be negative; 0 means unknown.")
     control.clear_stop()
     return Monitor(world_of(group), metrics, num_steps, title, groups or {}, _way_out())
 

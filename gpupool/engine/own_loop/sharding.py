@@ -120,7 +120,7 @@ def shard_batches(
     options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=order, weights=weights)
     options = with_data(options, dataset)
     if epoch < 1:
-        raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
+        raise OptionsError(f"epoch={epoch}: epochs are counted from 1.")
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))
 
 

@@ -298,7 +298,7 @@ class Saving:
             "training": _identity(run, self._dataset),
             "elapsed_s": reporter.elapsed_s,
             "judge": run.early_stopping.state_dict(),
-            "network": run.network.plain(),
+            "network": asdict(run.network),
             "told": self._event_log.state(),
             "last_step": reporter.last_step and asdict(reporter.last_step),
             "last_validation": reporter.last_validation and asdict(reporter.last_validation),

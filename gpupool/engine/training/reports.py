@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.progress import Course
+from gpupool.core.progress import Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, ValidationEvent
 from gpupool.data.reading import loader
 from gpupool.engine.batches.order import epoch_size
@@ -175,10 +175,9 @@ class Reporter:
             while found:
                 self.emit(found.pop(0))
 
-    def emit_progress(self, course: Course) -> None:
+    def emit_progress(self, one: Progress) -> None:
         """Emit how far something beside the steps is, with the seconds of training so far."""
-        total = course.total or 0
-        self.emit(ProgressEvent(course.what, course.done, total, course.unit, self.elapsed_s))
+        self.emit(ProgressEvent(one.what, one.done, one.total or 0, one.unit, self.elapsed_s))
 
     @property
     def elapsed_s(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.core.formatting import format_ranks
-from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
+from gpupool.core.terminal import DrawnLine, has_cursor, shows_colours, write_line
 from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.lines import Lines
 from gpupool.notebook.cells.picture import Look
@@ -69,16 +69,9 @@ class LineView:
             self._is_over, self._now = is_over, time.monotonic()
             lines = self._lines.due(self._now, at_end=is_over)
             bars = self._lines.bars() if has_cursor(sys.stdout) and not is_over else []
-        for ranks, line in lines:
-            _write_line(f"[{format_ranks(ranks)}{late}] {line}")
-        if bars:  # the first unfinished line, most likely a bar, as it is now
-            self._bar.draw(bars[0])
-        else:
-            self._bar.close()
-        sys.stdout.flush()
-
-
-def _write_line(line: str) -> None:
-    """Write a line of a rank; its colours only where they can be seen."""
-    with cleared(sys.stdout) as stream:
-        print(line if shows_colours(sys.stdout) else ansi.plain(line), file=stream)
+        seen = str if shows_colours(sys.stdout) else ansi.plain
+        if lines:
+            labelled = (f"[{format_ranks(ranks)}{late}] {seen(line)}" for ranks, line in lines)
+            write_line("\n".join(labelled), sys.stdout)
+        # the first unfinished line, most likely a bar, as it is now
+        self._bar.draw(bars[0] if bars else "")

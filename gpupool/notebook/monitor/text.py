@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from gpupool.core.terminal import DrawnLine, cleared, has_cursor
+from gpupool.core.terminal import DrawnLine, has_cursor, write_line
 from gpupool.notebook.monitor import words
 from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
@@ -56,12 +56,11 @@ class TextProgress:
                 self._drawn.draw(f"{history.line()}   {self._hint if history.steps else ''}")
             return
         if self._drawn:
-            self._drawn.close()
+            self._drawn.draw("")
         # Where epochs end with a validation, that has more to say.
         per_epoch = start.steps_per_epoch if start and not start.validate_every else 0
         epochs = len(history.steps) // per_epoch if per_epoch else 0
         news, is_late = (epochs, len(history.validations)), now - self._shown_at >= LINE_EVERY_S
         if self._over or news != self._news or (is_late and history.steps):
             self._shown_at, self._news = now, news
-            with cleared(self._stream) as stream:
-                print(history.line(), file=stream, flush=True)
+            write_line(history.line(), self._stream)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from gpupool.core.progress import BYTES, Course, Drawing
+from gpupool.core.progress import BYTES, Drawing, Progress
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import in_notebook, log_line
@@ -22,87 +22,81 @@ if TYPE_CHECKING:
 
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
+_WITH_BAR = "{desc} \0 {percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+_BAR_STYLE = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
 
-def open_drawing(course: Course) -> Drawing | None:
-    """What draws `course` here; None where nothing is to move."""
+
+def open_drawing() -> Drawing | None:
+    """What draws something here; None where nothing is to move."""
     if in_notebook():
         return NotebookBar()
     if not has_cursor(sys.stderr):
         return None
     line = DrawnLine(sys.stderr)
-    return lambda one: line.close() if one.is_over else line.draw(bar_text(one, width()))
+    return lambda one: line.draw(bar_text(one, width()))
 
 
 class NotebookBar:
     """A bar below the cell; at the end nothing is seen of it.
 
     Args:
-        place: of what comes after it, and takes it at the end.
+        place: where it is drawn, if something else is to be there at its end.
     """
 
     def __init__(self, place: Place | None = None) -> None:
         from gpupool.notebook.page.cell_output import Place  # with IPython: see front_end.py
 
-        self._place, self._leaves = place or Place(), place is None
+        self._place = place or Place()
         self._place.bind()
         self._drawn: dict[str, str] = {}
         self._line = ""
 
-    def __call__(self, course: Course) -> None:
+    def __call__(self, one: Progress) -> None:
         """Draw it, if it looks other than before: each drawing is a message."""
-        if course.is_over and not self._leaves:
-            return
-        bundle = {"text/html": bar_html(course), "text/plain": bar_text(course)}
+        bundle = {"text/html": bar_html(one), "text/plain": bar_text(one)}
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
-        if _what(course) != self._line:  # numbers alone are no news for a log
-            self._line = _what(course)
+        if _what(one) != self._line:  # numbers alone are no news for a log
+            self._line = _what(one)
             log_line(self._line)
 
 
-def bar_text(course: Course, width: int | None = None) -> str:
-    """The course in one line, as tqdm writes it, of `width` characters.
+def bar_text(one: Progress, width: int | None = None) -> str:
+    """How far it is in one line of `width` characters; at its end "".
 
-    For example "Listing: 12000 files [00:03, 4000.00 files/s]"; at its end "".
+    For example "Listing: 12000 files [00:03, 4000.00 files/s]".
     """
-    return "" if course.is_over else _meter(course, _what(course), width=width)
+    return "" if one.is_over else _line(one, None, width)
 
 
-def bar_html(course: Course) -> str:
-    """The course as HTML: a bar and its numbers; at its end nothing that is seen."""
-    if course.is_over:
+def bar_html(one: Progress) -> str:
+    """The same as HTML: a bar and its numbers; at its end nothing that is seen."""
+    if one.is_over:
         return f'<div class="{CLASS}"></div>'
-    what, bar, form = escape(_what(course)), "", None
-    if course.total:  # else it would only move, and start again with every drawing
-        form = "{percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-        style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
-        share = min(1.0, course.done / course.total)
-        bar = (
-            f'<progress value="{share:.3f}" max="1" aria-label="{what}" style="{style}"></progress>'
-        )
-    numbers = escape(_meter(course, "", form))
+    what, share = escape(_what(one)), one.done / (one.total or 1)
+    bar = f'<progress value="{share:.3f}" aria-label="{what}" style="{_BAR_STYLE}"></progress>'
+    line = escape(_line(one, _WITH_BAR)).replace("\0", bar)
     style = f"{markup.FONT};font-variant-numeric:tabular-nums"
-    return f'<div class="{CLASS}" style="{style}">{what} {bar} {numbers}</div>'
+    return f'<div class="{CLASS}" style="{style}">{line}</div>'
 
 
-def _what(course: Course) -> str:
-    return f"{course.what} ({course.note})" if course.note else course.what
+def _what(one: Progress) -> str:
+    return f"{one.what} ({one.note})" if one.note else one.what
 
 
-def _meter(course: Course, what: str, form: str | None = None, width: int | None = None) -> str:
+def _line(one: Progress, with_bar: str | None, width: int | None = None) -> str:
     # A store may report its files all at once: then there is only the time to show.
-    if course.total is None and not (course.unit and course.done):
-        return f"{what} [{tqdm.format_interval(course.elapsed_s)}]".strip()
+    without = None if one.unit and one.done else "{desc} [{elapsed}]"
     line: str = tqdm.format_meter(
-        course.done,
-        course.total,
-        course.elapsed_s,
+        one.done,
+        one.total,
+        one.elapsed_s,
         ncols=width,
-        prefix=what,
+        prefix=_what(one),
         ascii=True,  # any terminal has these
-        unit=BYTES if course.unit == BYTES else f" {course.unit}".rstrip(),
-        unit_scale=course.unit == BYTES,
-        bar_format=form,
+        unit=BYTES if one.unit == BYTES else f" {one.unit}".rstrip(),
+        unit_scale=one.unit == BYTES,
+        bar_format=with_bar if one.total else without,
     )
-    return line.strip()
+    return line

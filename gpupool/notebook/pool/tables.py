@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import format_ranks, rank_count
@@ -50,17 +49,9 @@ _NAMES_ON_A_LINE = 4
 
 
 class StartProgress:
-    """A line that says how far the start is, and since when; the pool's bar takes its place.
+    """A line that says how far the start is, and since when; the pool's bar takes its place."""
 
-    Args:
-        what: what lasts.
-        failed: what is said of it if it ends with an error.
-    """
-
-    def __init__(
-        self, what: str = "Starting the pool", failed: str = "The pool was not started."
-    ) -> None:
-        self._failed = failed
+    def __init__(self, what: str = "Starting the pool") -> None:
         self._place = Place() if in_notebook() else None
         self._line = Progress(what)
         if self._place is not None:
@@ -103,15 +94,8 @@ class StartProgress:
         else:
             print(text)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._line.close()
-        if error is not None and self._place is not None and self._place.is_shown:
-            self._place.show({"text/plain": self._failed})
 
 
 def start_unasked() -> Pool:

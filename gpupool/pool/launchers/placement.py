@@ -111,7 +111,7 @@ def _sizes(
     """How many ranks each host gets."""
     if options.n and any(site.num_ranks is None for site in sites):
         if options.n < len(sites):
-            raise OptionsError.of("n", options.n, f"there are {len(sites)} hosts; name fewer.")
+            raise OptionsError(f"n={options.n}: there are {len(sites)} hosts; name fewer.")
         least, more = divmod(options.n, len(sites))  # the first ones have one more
         return [least + (i < more) for i in range(len(sites))]
     return [site.num_ranks or len(gpus) or 2 for site, gpus in zip(sites, usable, strict=True)]

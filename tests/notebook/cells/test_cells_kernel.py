@@ -60,9 +60,10 @@ def assert_usable(kernel: Kernel) -> None:
 
 def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel) -> None:
     started: Cell = kernel.started  # type: ignore[attr-defined]
-    *lines, _bar = [data["text/plain"] for data in started.drawn]
+    *lines, end, _bar = [data["text/plain"] for data in started.drawn]
     assert lines[0] == "Starting the pool (starting 2 ranks) [00:00]"
     assert all(re.fullmatch(r"Starting the pool \(.+\) \[00:(\d\d)\]", line) for line in lines)
+    assert end == ""
     (bar,) = started.outputs
     first, *ranks = bar["data"]["text/plain"].splitlines()
     assert first == "Pool of 2: idle, CPU ranks, gloo, shuts down in 30 min if idle"
@@ -74,7 +75,7 @@ with StartProgress() as progress:
     progress("a stage")
     raise ValueError"""
     line, _ = kernel.run(source).outputs
-    assert line["data"] == {"text/plain": "The pool was not started."}
+    assert line["data"]["text/plain"] == ""
 
 
 # ---- values and output -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 
 import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
-from gpupool.core.progress import Course
+from gpupool.core.progress import Progress
 from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook import composites, data_view
 from gpupool.notebook.cells import notices
@@ -174,7 +174,10 @@ def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
 
 
 def test_bars_and_notices() -> None:
-    assert_harmless(progress_view.bar_html(Course(HOSTILE, 1, 3, HOSTILE, HOSTILE, 1.0)))
+    bar = Progress(HOSTILE, 3, HOSTILE, elapsed_s=1.0)
+    bar.update(1)
+    bar.tell(HOSTILE)
+    assert_harmless(progress_view.bar_html(bar))
     assert_harmless(notices.notice_html(HOSTILE))
 
 

@@ -110,7 +110,7 @@ def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
     assert {"[0, 1] half of it\n", "[0] half of it\n"} & {*train}  # on a line of its own
     assert train[-1].startswith("finished  epoch 3/3  step 180/180  loss ")
     predict = cells["predict"].split("\r")
-    assert any(" of 6,000 samples [00:" in piece for piece in predict)
+    assert any("/6000 [00:" in piece for piece in predict)
     for name in ("start", "list", "predict", "stop"):  # what was drawn is wiped
         assert not cells[name].split("\r")[-1].startswith(("Start", "List", "Pred", "Stop"))
 
