@@ -101,7 +101,7 @@ def test_the_guide_of_the_doctor_is_executed(
     monkeypatch.chdir(tmp_path)
     execute_guide("why-slow", names)
     assert [size.num_ranks for size in names["measured"].sizes] == [1, 2]
-    assert names["result"].profile.rows()
+    assert names["result"].profile.rows
 
 
 @pytest.mark.timeout(900)
