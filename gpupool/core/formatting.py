@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 NONE = "–"
@@ -86,9 +87,13 @@ def done_of(done: int, total: int, unit: str) -> str:
     return f"{done:,} of {total:,} {unit}".rstrip()
 
 
-def percent(share: float | None) -> str:
-    """A share (0..1) in percent; a dash where there is none."""
-    return NONE if share is None else f"{share:.1%}".replace("%", " %")
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share (0..1) in percent; a dash where there is none.
+
+    >>> percent(0.6213), percent(0.6213, 0)
+    ('62.1 %', '62 %')
+    """
+    return NONE if share is None else f"{share:.{digits}%}".replace("%", " %")
 
 
 def is_share(name: str) -> bool:
@@ -164,3 +169,15 @@ def text_table(lines: Iterable[Sequence[str]]) -> str:
     rows = [*lines]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below the names of their columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __repr__(self) -> str:
+        return text_table([self.columns, *self.rows])

@@ -26,11 +26,9 @@ _SHOWN = (
     ),
     ("training.doctor", "Diagnosis", "monitor.doctor_view.diagnosis_html", ""),
     ("training.doctor", "Shares", "monitor.doctor_view.shares_html", ""),
-    ("training.machine", "Machine", "monitor.doctor_view.machine_html", ""),
     ("training.scaling", "Scaling", "monitor.doctor_view.scaling_html", ""),
-    ("training.result", "Operators", "monitor.doctor_view.operators_html", ""),
     ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
-    ("training.compare", "Comparison", "monitor.result_view.comparison_html", ""),
+    ("core.formatting", "Table", "page.markup.table_html", ""),
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
     (
         "training.history",

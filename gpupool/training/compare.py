@@ -6,12 +6,11 @@ gpupool.compare(one, two, names=["1 rank", "2 ranks"])
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, duration, number, percent, text_table
+from gpupool.core.formatting import NONE, Table, duration, number, percent
 from gpupool.core.options.fields import written
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.training.history import TrainingHistory, best_of, figure
@@ -19,15 +18,8 @@ from gpupool.training.history import TrainingHistory, best_of, figure
 RESULTS = ("Ranks", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(Table):
     """A row for each training: its name, the options that differ, and what came out (`RESULTS`)."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def __repr__(self) -> str:
-        return text_table([self.columns, *self.rows])
 
 
 def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
@@ -57,7 +49,8 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
             differ[option] = values
     results = zip(*map(_results, histories), strict=True)
     rows = zip(names, *differ.values(), *results, strict=True)
-    return Comparison(("", *differ, *RESULTS), tuple(rows))
+    title = f"{len(histories)} trainings"
+    return Comparison(title, ("", *differ, *RESULTS), tuple(rows))
 
 
 def _results(history: TrainingHistory) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from gpupool.core.formatting import milliseconds, text_table
+from gpupool.core.formatting import milliseconds, percent, text_table
 from gpupool.core.wire.events import PHASES
 from gpupool.training.history import TrainingHistory
 
@@ -27,11 +27,11 @@ PHASE_WORDS = {
 }
 last: TrainingHistory | None = None  # of the training that began last in this notebook
 WORTH = 0.10  # of the time: from there on a cause is named
+LEAST_SHOWN = 0.005  # of the time: less is nothing in whole percents
 LEAST_STEPS = 20
 EXPLAINS = 0.8  # of what the others wait: a slow rank's own time has to
 SHORT_STEP_S = 0.01  # of so short a step most is the same for any batch
 _OWN = ("data", "compute", "optimizer", "callbacks")
-_BESIDE = ("validating", "saving")
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,35 @@ class Shares:
     by_rank: dict[int, dict[str, float]]
 
     @classmethod
-    def of(cls, spent: Mapping[int, Mapping[str, float]]) -> Shares:
-        """From seconds; ranks no step of which was measured are left out."""
+    def of(cls, history: TrainingHistory) -> Shares:
+        """Those of a training so far; ranks no step of which was measured are left out."""
+        spent = {rank: event.spent for rank, event in sorted(history.ranks.items())}
         return cls(
             {
                 rank: {name: seconds.get(name, 0.0) / sum(seconds.values()) for name in PHASES}
-                for rank, seconds in sorted(spent.items())
+                for rank, seconds in spent.items()
                 if seconds.get("compute")
             }
         )
 
-    @classmethod
-    def of_history(cls, history: TrainingHistory) -> Shares:
-        """Those of a training so far."""
-        return cls.of({rank: event.spent for rank, event in history.ranks.items()})
-
-    def mean(self, phase: str) -> float:
-        """Of all ranks."""
-        return fmean(shares[phase] for shares in self.by_rank.values())
+    @property
+    def mean(self) -> dict[str, float]:
+        """Of all ranks; {} where there is none."""
+        ranks = self.by_rank.values()
+        return {name: fmean(one[name] for one in ranks) for name in PHASES} if ranks else {}
 
     def __repr__(self) -> str:
         rows = [
-            (str(rank), *(_percent(share) for share in shares.values()))
+            (str(rank), *(percent(share, 0) for share in shares.values()))
             for rank, shares in self.by_rank.items()
         ]
         return text_table([("rank", *PHASES), *rows])
+
+
+def in_words(shares: Mapping[str, float]) -> str:
+    """What took time: "computing 84 %, optimizer 15 %"."""
+    shown = {name: share for name, share in shares.items() if share >= LEAST_SHOWN}
+    return ", ".join(f"{PHASE_WORDS[name]} {percent(share, 0)}" for name, share in shown.items())
 
 
 @dataclass(frozen=True)
@@ -80,24 +84,23 @@ class Diagnosis:
     `verdict` is "data", "slow rank", "communication", "too small", "validating", "saving",
     "callbacks", "balanced", or "unknown" where too little was measured. `share` (0..1) of the time
     is what its cause takes; `rank` the slow one, `cause` the phase in which it is.
-    `evidence` are numbers, `missing` what could not be measured.
+    `measured` says what it is made of, beside `shares`; `missing` what could not be measured.
     """
 
     verdict: str
     sentence: str
-    next_step: str = ""
+    next_step: str
     share: float = 0.0
     rank: int | None = None
     cause: str = ""
-    evidence: dict[str, str] = field(default_factory=dict)
+    measured: str = ""
     missing: tuple[str, ...] = ()
     shares: Shares = field(default_factory=lambda: Shares({}), repr=False)
 
     def __repr__(self) -> str:
-        rows = [f"  {name}: {value}" for name, value in self.evidence.items()]
-        rows += [f"  next: {self.next_step}"] * bool(self.next_step)
-        rows += [f"  not measured: {what}" for what in self.missing]
-        return "\n".join([self.sentence, *rows])
+        rows = [f"next: {self.next_step}", self.measured, in_words(self.shares.mean)]
+        rows += [f"not measured: {what}" for what in self.missing]
+        return "\n  ".join([self.sentence, *filter(None, rows)])
 
 
 _NEXT = {
@@ -122,8 +125,9 @@ _SLOW = {
 
 def diagnose(history: TrainingHistory) -> Diagnosis:
     """The verdict on a training, also on one that still runs."""
-    shares, num_steps = Shares.of_history(history), len(history.steps)
-    known: dict[str, Any] = {"missing": _missing(history), "shares": shares}
+    shares, num_steps = Shares.of(history), len(history.steps)
+    missing = ("communication: there is one rank",) if len(history.ranks) == 1 else ()
+    known: dict[str, Any] = {"missing": missing, "shares": shares}
     if num_steps < LEAST_STEPS or not shares.by_rank:
         return Diagnosis(
             "unknown",
@@ -134,14 +138,10 @@ def diagnose(history: TrainingHistory) -> Diagnosis:
     step_s = median(event.step_s or 0.0 for event in history.ranks.values())
     found = max(_causes(shares, step_s), key=lambda one: one.share)
     if found.share < WORTH:
-        found = Diagnosis("balanced", _balanced(shares), _NEXT["balanced"])
-    evidence = {"a step": milliseconds(step_s), "steps": f"{num_steps:,}"}
-    evidence |= {
-        name: f"{_percent(shares.mean(name))} of the time"
-        for name in PHASES
-        if shares.mean(name) >= 0.005
-    }
-    return replace(found, evidence=evidence, **known)
+        words = f"Nothing stands out: {percent(shares.mean['compute'], 0)} of the time"
+        found = _cause("balanced", 0.0, f"{words} is computing.")
+    measured = f"{num_steps:,} steps, {milliseconds(step_s)} each"
+    return replace(found, measured=measured, **known)
 
 
 def _causes(shares: Shares, step_s: float) -> list[Diagnosis]:
@@ -151,25 +151,21 @@ def _causes(shares: Shares, step_s: float) -> list[Diagnosis]:
     exchange = min(one["exchange"] for one in by_rank.values())
     callbacks = median(one["callbacks"] for one in by_rank.values())
     found = [
-        _cause("data", data, f"Each rank waits for data {_percent(data)} of its time."),
-        _cause("callbacks", callbacks, f"Callbacks take {_percent(callbacks)} of the time."),
+        _cause("data", data, f"Each rank waits for data {percent(data, 0)} of its time."),
+        _cause("callbacks", callbacks, f"Callbacks take {percent(callbacks, 0)} of the time."),
     ]
     for name, verb in (("validating", "Validating"), ("saving", "Saving")):
         share = max(one[name] for one in by_rank.values())  # one rank writes, the others wait
-        found.append(_cause(name, share, f"{verb} takes {_percent(share)} of the time."))
+        found.append(_cause(name, share, f"{verb} takes {percent(share, 0)} of the time."))
     if len(by_rank) > 1:
         found += _slow_rank(shares)
-        found.append(
-            _cause(
-                "communication",
-                exchange,
-                f"The gradients on their way take {_percent(exchange)} of the time.",
-            )
-        )
-    idle = 1 - shares.mean("compute") - data - sum(map(shares.mean, (*_BESIDE, "callbacks")))
-    if step_s < SHORT_STEP_S and idle > max(one.share for one in found if one.verdict != "data"):
-        words = f"A step is so short ({milliseconds(step_s)}) that {_percent(idle)} of it is not"
-        found.append(_cause("too small", idle, f"{words} spent on computing."))
+        words = f"The gradients on their way take {percent(exchange, 0)} of the time."
+        found.append(_cause("communication", exchange, words))
+    # The optimizer is none of it: that of a large network takes long for any batch.
+    fixed = shares.mean["exchange"] + shares.mean["rest"]
+    if step_s < SHORT_STEP_S and fixed > max(one.share for one in found if one.verdict != "data"):
+        words = f"A step is so short ({milliseconds(step_s)}) that {percent(fixed, 0)} of it is"
+        found.append(_cause("too small", fixed, f"{words} the same for any batch."))
     return found
 
 
@@ -188,28 +184,10 @@ def _slow_rank(shares: Shares) -> list[Diagnosis]:
     usual = {name: median(by_rank[rank][name] for rank in others) for name in _OWN}
     cause = max(_OWN, key=lambda name: by_rank[slow][name] - usual[name])
     what = {"data": "reading its data", "compute": "computing"}.get(cause, f"its {cause}")
-    sentence = (
-        f"The others wait for rank {slow} {_percent(gap)} of the time: it is slower in {what}."
-    )
+    waited = f"The others wait for rank {slow} {percent(gap, 0)} of the time"
+    sentence = f"{waited}: it is slower in {what}."
     return [Diagnosis("slow rank", sentence, _SLOW[cause], gap, slow, cause)]
 
 
 def _cause(verdict: str, share: float, sentence: str) -> Diagnosis:
     return Diagnosis(verdict, sentence, _NEXT[verdict], share)
-
-
-def _balanced(shares: Shares) -> str:
-    return f"Nothing stands out: ranks compute {_percent(shares.mean('compute'))} of the time."
-
-
-def _missing(history: TrainingHistory) -> tuple[str, ...]:
-    found = []
-    if all(event.utilization is None for event in history.ranks.values()):
-        found.append("how busy the GPUs were: the driver does not say")
-    if len(history.ranks) == 1:
-        found.append("communication: there is one rank")
-    return tuple(found)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

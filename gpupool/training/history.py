@@ -8,21 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpupool.core.formatting import NONE, done_of, duration, measured, number, percent
 from gpupool.core.wire import events
 
 _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
 _KEPT = ("notice", "aside", "restarts", "ranks", "options")  # where a training begins again
-
-
-class Slowest(NamedTuple):
-    """The rank that the others wait for: its own work takes `share` longer than theirs does."""
-
-    rank: int
-    share: float
 
 
 @dataclass
@@ -85,8 +77,6 @@ class TrainingHistory:
     options: Mapping[str, str] = field(default_factory=dict)
     num_without_improvement: int = field(default=0, init=False)
     """How many validations there were since the best one; what `patience` limits."""
-    data_wait_s: float = field(default=0.0, init=False)
-    """Seconds of `training_s` that rank 0 waited for data."""
     elapsed_s: float = field(default=0.0, init=False)
     """Seconds from the start of training to the last event."""
     training_s: float = field(default=0.0, init=False)
@@ -129,7 +119,6 @@ class TrainingHistory:
                 self.steps.append(event)
                 self.aside = None
                 self._num_samples += event.num_samples
-                self.data_wait_s += event.data_wait_s
                 self.training_s += event.elapsed_s - self._told_s
                 self._told_s = event.elapsed_s
             case events.ProgressEvent():
@@ -168,21 +157,6 @@ class TrainingHistory:
     def is_over(self) -> bool:
         """Whether nothing more will come."""
         return self.status in events.OVER
-
-    @property
-    def slowest(self) -> Slowest | None:
-        """The rank that the others wait for, if its own work takes over 15 % longer than theirs,
-        and that is over a tenth of a step; None without, and of a single rank."""
-        work = {rank: event.work_s for rank, event in self.ranks.items() if event.work_s}
-        if len(work) < 2:
-            return None
-        rank = max(work, key=lambda one: work[one])
-        # The median: a second slow rank must not hide the slowest.
-        others = median(seconds for one, seconds in work.items() if one != rank)
-        share = work[rank] / others - 1
-        # A share alone would name a rank for microseconds where steps do next to nothing.
-        matters = work[rank] - others > 0.1 * (self.ranks[rank].step_s or 0.0)
-        return Slowest(rank, share) if share > 0.15 and matters else None
 
     @property
     def newest(self) -> events.CheckpointEvent | events.ResumeEvent | None:
@@ -226,11 +200,6 @@ class TrainingHistory:
         if self.is_over or self.status == "stopping" or not 0 < self.progress < 1:
             return None
         return self.elapsed_s * (1 - self.progress) / self.progress
-
-    @property
-    def data_wait_share(self) -> float:
-        """Share of the training time that rank 0 waited for data, 0..1."""
-        return self.data_wait_s / self.training_s if self.training_s > 0 else 0.0
 
     def line(self) -> str:
         """The state in one line of text, for terminals and logs: "training  epoch 4/6  step 560/900

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from gpupool.core.errors import OptionsError, PoolError
-from gpupool.core.formatting import number, rank_count, text_table
+from gpupool.core.formatting import Table, number, rank_count
 from gpupool.core.machine.gpus import use_of
 from gpupool.core.progress import progress
 from gpupool.core.urls import without_passwords
@@ -24,24 +23,10 @@ _LINKS = {
     "NODE": "PCIe, through the CPU",
     "SYS": "PCIe, and between the sockets of the CPUs",
 }
-HEADER = ("what", "found", "what to do")
-Row = tuple[str, str, str]
+Row = tuple[str, str, str]  # what, what was found, and what to do, "" where that is nothing
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Rows (what, found, what to do); nothing is to be done where that is empty."""
-
-    rows: tuple[Row, ...]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __repr__(self) -> str:
-        return text_table([HEADER, *self.rows])
-
-
-def examine(pool: Pool, url: str = "") -> Machine:
+def examine(pool: Pool, url: str = "") -> Table:
     """Look at the GPUs and who else uses them, cores, shared memory, and how fast ranks exchange
     gradients; with `url` of a folder also how fast they read, with the pool's keys.
 
@@ -65,7 +50,7 @@ def examine(pool: Pool, url: str = "") -> Machine:
         if url:
             found = _on_ranks(pool, f"store_rate({url!r})", pool.training_ranks)
             rows.append(_store(url, list(found.values())))
-    return Machine(tuple(rows))
+    return Table("The machine", ("what", "found", "what to do"), tuple(rows))
 
 
 def _on_ranks(pool: Pool, asked: str, ranks: Sequence[int] | None = None) -> Any:
@@ -90,8 +75,8 @@ def _gpus(pool: Pool) -> list[Row]:
 
 
 def _links(facts: Any) -> list[Row]:
-    words = [links_of(one["links"]) for one in facts if one["links"]]
-    return [("links", found, "") for found in dict.fromkeys(filter(None, words))]
+    found = dict.fromkeys(links_of(one["links"]) for one in facts)
+    return [("links", words, "") for words in found if words]
 
 
 def links_of(matrix: str) -> str:

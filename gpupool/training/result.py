@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import duration, measured, number, percent, text_table
+from gpupool.core.formatting import Table, duration, measured, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.events import ProfileEvent, StepEvent, ValidationEvent
+from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.doctor import Diagnosis, Shares, diagnose
 from gpupool.training.history import TrainingHistory, after, ending, figure
@@ -21,25 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Rows = list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Operators:
-    """The operators that took longest in the steps that rank 0 has traced, as a table."""
-
-    event: ProfileEvent
-    HEADER: ClassVar = ("operator", "calls", "CPU ms", "GPU ms", "of all shown")
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """A row for each, as `HEADER` says: its own time in a step, without what it calls."""
-        num, whole = self.event.num_steps, sum(c + d for _, _, c, d in self.event.operators) or 1.0
-        return [
-            (name, str(calls), f"{cpu / num:.3f}", f"{gpu / num:.3f}", percent((cpu + gpu) / whole))
-            for name, calls, cpu, gpu in self.event.operators
-        ]
-
-    def __repr__(self) -> str:
-        return text_table([self.HEADER, *self.rows()])
 
 
 @dataclass(frozen=True)
@@ -160,16 +141,26 @@ class TrainingResult:
     @property
     def shares(self) -> Shares:
         """What each rank has spent its time on, as a table."""
-        return Shares.of_history(self.history)
+        return Shares.of(self.history)
 
     def doctor(self) -> Diagnosis:
         """Why it was slow, and what to do next."""
         return diagnose(self.history)
 
     @property
-    def profile(self) -> Operators | None:
-        """The operators that took longest, where steps were traced: see the option `profile`."""
-        return None if self.history.profile is None else Operators(self.history.profile)
+    def profile(self) -> Table | None:
+        """The operators that took longest, where steps were traced (the option `profile`): of each
+        its own time in a step of rank 0, without what it calls."""
+        event = self.history.profile
+        if event is None:
+            return None
+        num, whole = event.num_steps, sum(c + d for _, _, c, d in event.operators) or 1.0
+        rows = (
+            (name, str(calls), f"{cpu / num:.3f}", f"{gpu / num:.3f}", percent((cpu + gpu) / whole))
+            for name, calls, cpu, gpu in event.operators
+        )
+        columns = ("operator", "calls", "CPU ms", "GPU ms", "of all shown")
+        return Table("The dearest operators", columns, tuple(rows))
 
     def plot(self) -> TrainingHistory:
         """The history, which IPython shows as the picture that the training has left."""

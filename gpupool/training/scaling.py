@@ -24,7 +24,7 @@ from gpupool.core.progress import progress
 from gpupool.core.wire.events import PHASES
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.doctor import PHASE_WORDS, WORTH, Shares
+from gpupool.training.doctor import PHASE_WORDS, WORTH, Shares, in_words
 from gpupool.training.history import TrainingHistory
 from gpupool.training.run import TrainingRun
 
@@ -74,30 +74,30 @@ class Scaling:
     @property
     def sentence(self) -> str:
         """What it comes to: "8 ranks give 6.9 x; from 4 on communication takes 31 %"."""
-        most = self.sizes[-1]
-        said = f"{rank_count(most.num_ranks)} give {self.speedup(most):.1f} x"
+        fewest, most = self.sizes[0], self.sizes[-1]
+        ranks = rank_count(most.num_ranks)
+        if fewest is most:
+            parts = [f"{ranks}: {number(most.rate)} samples/s", in_words(most.shares)]
+            return f"{'; '.join(filter(None, parts))}."
+        said = f"{ranks} give {self.speedup(most):.1f} x"
         others = {name: share for name, share in most.shares.items() if name != "compute"}
         name = max(others, key=lambda one: others[one], default="")
-        if len(self.sizes) < 2 or not name or others[name] < WORTH:
-            return f"{said} of {rank_count(self.sizes[0].num_ranks)}."
+        if not name or others[name] < WORTH:
+            return f"{said} of {rank_count(fewest.num_ranks)}."
         first = next(size for size in self.sizes if size.shares.get(name, 0.0) >= WORTH)
-        share = percent(others[name])
+        share = percent(others[name], 0)
         return f"{said}; from {first.num_ranks} on {PHASE_WORDS[name]} takes {share}."
 
     def table(self) -> list[tuple[str, ...]]:
         """A row for each size, as `COLUMNS` says."""
-        return [tuple(self._row(size)) for size in self.sizes]
-
-    def _row(self, size: Size) -> list[str]:
-        mean, least, most = self.efficiency(size)
-        return [
-            str(size.num_ranks),
-            str(size.batch_size),
-            number(size.rate),
-            f"{self.speedup(size):.2f}",
-            f"{mean:.2f} ({least:.2f}-{most:.2f})",
-            *(percent(size.shares.get(name, 0.0)) for name in PHASES),
-        ]
+        rows = []
+        for size in self.sizes:
+            mean, least, most = self.efficiency(size)
+            speed, each = f"{self.speedup(size):.2f}", f"{mean:.2f} ({least:.2f}-{most:.2f})"
+            shares = (percent(size.shares.get(name, 0.0), 0) for name in PHASES)
+            counts = map(number, (size.num_ranks, size.batch_size, size.rate))
+            rows.append((*counts, speed, each, *shares))
+        return rows
 
     def __repr__(self) -> str:
         table = text_table([COLUMNS, *self.table()])
@@ -142,14 +142,14 @@ def scaling(
     numeric(whole=True, least=1)("repeats", repeats)
     pool = current_pool(create=True) if pool is None else pool
     sizes = _sizes(ranks, len(pool.training_ranks))
-    options = _for_measuring(options or TrainingOptions())
+    options = options or TrainingOptions()
     per_rank = options.batch_size / sizes[0]
     batches = {n: round(per_rank * n) if mode == "weak" else options.batch_size for n in sizes}
     found: dict[int, list[TrainingHistory]] = {n: [] for n in sizes}
     with progress("Measuring", len(sizes) * repeats, "trainings") as bar:
         for turn in range(repeats):
             for n in sizes[turn % len(sizes) :] + sizes[: turn % len(sizes)]:
-                here = _with_batch(options, data, batches[n], steps)
+                here = _for_measuring(options, data, batches[n], steps)
                 run = TrainingRun(pool, network, data, loss, here, None, num_ranks=n)
                 found[n].append(run.result().history)
                 bar.advance()
@@ -167,26 +167,20 @@ def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
     return sizes
 
 
-def _for_measuring(options: TrainingOptions) -> TrainingOptions:
-    usual: dict[str, Any] = {one.name: one.default for one in fields(TrainingOptions)}
-    return replace(options, max_steps=None, **{name: usual[name] for name in _USUAL})
-
-
-def _with_batch(
+def _for_measuring(
     options: TrainingOptions, data: Any, batch_size: int, steps: int
 ) -> TrainingOptions:
-    """With as many epochs as the steps need."""
+    """With as many epochs as the steps need, and nothing beside them."""
     per_epoch = steps if is_stream(data) else -(-len(data) // batch_size)
     epochs = -(-steps // max(1, per_epoch))
-    return replace(options, batch_size=batch_size, epochs=epochs, max_steps=steps)
+    usual: dict[str, Any] = {
+        one.name: one.default for one in fields(TrainingOptions) if one.name in _USUAL
+    }
+    return replace(options, **usual, batch_size=batch_size, epochs=epochs, max_steps=steps)
 
 
 def _measured(num_ranks: int, batch_size: int, histories: Sequence[TrainingHistory]) -> Size:
-    shares = [
-        {name: shares.mean(name) for name in PHASES}
-        for history in histories
-        if (shares := Shares.of_history(history)).by_rank
-    ]
+    shares = list(filter(None, (Shares.of(history).mean for history in histories)))
     means = {name: fmean(one[name] for one in shares) for name in PHASES} if shares else {}
     return Size(num_ranks, batch_size, tuple(map(_rate, histories)), means)
 

@@ -12,9 +12,12 @@ from torch import nn
 import gpupool
 from gpupool import Pool, TrainingOptions, TrainingRun
 from gpupool.core.errors import OptionsError, PoolError, SpmdError
+from gpupool.core.formatting import Table
 from gpupool.core.wire.events import PHASES, RankEvent, StepEvent
 from gpupool.notebook.magics import commands
 from gpupool.notebook.monitor import doctor_view
+from gpupool.notebook.monitor.board import training_text
+from gpupool.notebook.page.markup import table_html
 from gpupool.training import doctor, machine
 from gpupool.training.doctor import Diagnosis, diagnose
 from gpupool.training.history import TrainingHistory
@@ -65,14 +68,20 @@ def test_a_rank_that_the_others_do_not_wait_for_is_not_to_blame() -> None:
 
 def test_a_short_step_is_too_small_and_three_steps_say_nothing() -> None:
     small = {"compute": 20.0, "rest": 60.0, "exchange": 12.0}
-    assert diagnose(history(small, small, step_s=0.002)).verdict == "too small"
+    found = diagnose(history(small, small, step_s=0.002))
+    assert found.verdict == "too small"
+    assert found.sentence == "A step is so short (2 ms) that 75 % of it is the same for any batch."
     found = diagnose(history({}, {}, num_steps=3))
     assert (found.verdict, found.next_step) == ("unknown", "train longer: max_steps=100 is enough.")
     assert diagnose(TrainingHistory()).verdict == "unknown"
 
 
-def test_what_one_rank_cannot_measure_is_said() -> None:
-    assert any("one rank" in what for what in diagnose(history({})).missing)
+def test_one_rank_has_no_communication_and_its_optimizer_is_no_short_step() -> None:
+    large = {"compute": 84.0, "exchange": 0.0, "optimizer": 15.0, "rest": 0.0, "data": 1.0}
+    found = diagnose(history(large, step_s=0.003))
+    assert found.sentence == "Nothing stands out: 84 % of the time is computing."
+    assert any("one rank" in what for what in found.missing)
+    assert "waiting for data 1 %, computing 84 %, optimizer 15 %" in repr(found)
 
 
 @pytest.mark.parametrize("name", ["heavy callback", "neighbour on one rank"])
@@ -92,8 +101,8 @@ def test_a_result_has_shares_a_verdict_and_the_dearest_operators(
         assert tuple(of_rank) == PHASES
     assert isinstance(result.doctor(), Diagnosis)
     assert result.profile is not None
-    dearest = [cpu + gpu for _, _, cpu, gpu in result.profile.event.operators]
-    assert len(result.profile.rows()) == 10
+    dearest = [float(cpu) + float(gpu) for _, _, cpu, gpu, _ in result.profile.rows]
+    assert len(result.profile.rows) == 10
     assert dearest == sorted(dearest, reverse=True)
     assert len(list(tmp_path.glob("rank-*.pt.trace.json.gz"))) == 2
 
@@ -122,9 +131,12 @@ def test_the_sentence_of_scaling_names_what_takes_the_time() -> None:
         return Size(num, 8 * num, (rate, rate * 0.98, rate * 1.02), shares)
 
     found = Scaling("weak", (size(1, 100, 0), size(4, 360, 0.12), size(8, 690, 0.31)))
-    assert found.sentence == "8 ranks give 6.9 x; from 4 on communication takes 31.0 %."
+    assert found.sentence == "8 ranks give 6.9 x; from 4 on communication takes 31 %."
     assert found.efficiency(found.sizes[2]) == pytest.approx((0.8625, 0.84525, 0.87975))
     assert len(found.table()) == 3
+    alone = Scaling("weak", (size(1, 5577, 0.16),))
+    assert alone.sentence == "1 rank: 5,577 samples/s; computing 84 %, communication 16 %."
+    assert "data:image/svg+xml" in doctor_view.scaling_html(alone)
     shown = doctor_view.scaling_html(found)
     assert found.sentence in shown
     assert "data:image/svg+xml" in shown
@@ -168,12 +180,12 @@ def test_the_machine_has_a_row_for_each_thing(pools: Pools, tmp_path: Path) -> N
     for number in range(4):
         (tmp_path / f"{number}.bin").write_bytes(bytes(1000))
     found = machine.examine(pools[2], str(tmp_path))
-    assert [what for what, _, _ in found] == [
+    assert [what for what, _, _ in found.rows] == [
         *("GPUs", "cores", "shared memory", "all-reduce"),
         str(tmp_path),
     ]
-    assert all(found for _, found, _ in found)
-    assert "all-reduce" in doctor_view.machine_html(found)
+    assert all(said for _, said, _ in found.rows)
+    assert "all-reduce" in table_html(found)
 
 
 def test_a_password_in_the_url_reaches_no_rank(pools: Pools) -> None:
@@ -202,12 +214,12 @@ def test_the_magic_looks_at_the_last_training_and_at_the_machine_before(
     pool2: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "last", None)
-    assert isinstance(commands.run("doctor"), machine.Machine)
+    assert isinstance(commands.run("doctor"), Table)
     monkeypatch.setattr(doctor, "last", history({}, {}))
     found = commands.run("doctor")
     assert isinstance(found, Diagnosis)
     assert found.verdict == "balanced"
-    assert isinstance(commands.run("doctor machine"), machine.Machine)
+    assert isinstance(commands.run("doctor machine"), Table)
 
 
 def test_a_training_that_runs_has_a_verdict_too(pools: Pools) -> None:
@@ -222,8 +234,10 @@ def test_a_training_that_runs_has_a_verdict_too(pools: Pools) -> None:
         run.result()
 
 
-def test_the_picture_has_a_bar_for_each_rank() -> None:
-    found = diagnose(history({"data": 60.0}, {"data": 55.0}))
+def test_the_picture_has_a_bar_for_each_rank_and_the_text_the_sentence() -> None:
+    slow = history({"data": 60.0}, {"data": 55.0})
+    found = diagnose(slow)
+    assert found.sentence in training_text(slow)
     shown = doctor_view.diagnosis_html(found)
     assert shown.count('role="img"') == 2
     assert found.sentence in shown

@@ -32,7 +32,7 @@ GIVES = {
     ),
     "train": ("type(result.model).__name__, result.stopped_by", "('ResNet', 'epochs')"),
     "why-slow": (
-        "[size.num_ranks for size in measured.sizes], bool(result.profile.rows())",
+        "[size.num_ranks for size in measured.sizes], bool(result.profile.rows)",
         "([1, 2], True)",
     ),
 }

@@ -20,8 +20,8 @@ from gpupool.core.wire.events import (
     StepEvent,
     WarningEvent,
 )
-from gpupool.notebook.monitor.result_view import comparison_html
 from gpupool.notebook.monitor.words import headline, remaining
+from gpupool.notebook.page.markup import table_html
 from gpupool.training.compare import RESULTS
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import with_absolute_paths
@@ -122,7 +122,7 @@ def test_trainings_stand_side_by_side(pool2: Pool) -> None:
     assert gpupool.compare(one, one).columns == ("", *RESULTS)
     named = gpupool.compare(one, two, names=["few <b>", "many"])
     assert [row[0] for row in named.rows] == ["few <b>", "many"]
-    html = comparison_html(named)
+    html = table_html(named)
     assert "few &lt;b&gt;" in html
     ElementTree.fromstring(html)
     with raises(TrainingError):

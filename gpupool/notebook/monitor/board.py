@@ -66,17 +66,14 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
 
 def training_text(history: TrainingHistory) -> str:
     """The outcome in a few lines."""
-    notice = words.notice(history)
-    lines = [words.headline(history), *(f"  {line}" for line in notice.splitlines())]
+    said = [*words.notice(history).splitlines(), *filter(None, [words.bottleneck(history)])]
+    lines = [words.headline(history), *(f"  {line}" for line in said)]
     if history.start is None or not history.steps:
         return "\n".join(lines)
     for section, rows in words.table(history):
         shown = [f"{label.lower()} {value}" for label, value in rows if value != NONE]
         if shown:
             lines.append(f"  {section + ':':<16}{', '.join(shown)}")
-    slow = [f"rank {row.rank} is the {row.note}" for row in words.rank_rows(history) if row.note]
-    if slow:
-        lines.append(f"  {words.rank_title(history) + ':':<16}{slow[0]}")
     return "\n".join(lines)
 
 

@@ -67,17 +67,16 @@ def ranks(history: TrainingHistory) -> str:
         f'<span class="gpm-rank-summary">{words.rank_summary(history)}</span></summary>'
         f'<div class="gpm-scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{shares_html(Shares.of_history(history))}</details>"
+        f"{shares_html(Shares.of(history))}</details>"
     )
 
 
 def _rank_row(row: words.RankRow) -> str:
-    note = f' <span class="gpm-badge">{escape(row.note)}</span>' if row.note else ""
     return (
         f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'
         f"<td>{_share(row.utilization, row.utilization_text)}</td>"
         f"<td>{_share(row.memory, row.memory_text)}</td>"
-        f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}{note}</td></tr>"
+        f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}</td></tr>"
     )
 
 

@@ -6,7 +6,6 @@ from html import escape
 
 from gpupool.core.wire.events import ValidationEvent
 from gpupool.notebook.page import markup
-from gpupool.training.compare import Comparison
 from gpupool.training.result import TrainingResult, in_words, measured_by
 
 _CELL = "border:0;background:none;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
@@ -42,10 +41,3 @@ def validation_text(event: ValidationEvent) -> str:
     """The same as a line."""
     values = in_words(measured_by(event))
     return f"Validation after step {event.step:,} (epoch {event.epoch}): {values}"
-
-
-def comparison_html(found: Comparison) -> str:
-    """Trainings side by side."""
-    table = markup.table(found.columns, found.rows)
-    head = f"<div><b>{len(found.rows)} trainings</b></div>"
-    return markup.card(head, markup.scroller(table, "Options and results"))

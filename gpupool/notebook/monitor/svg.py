@@ -136,14 +136,14 @@ def text(x: float, y: float, words: str, anchor: str = "middle", style: str = ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
 
 
-def grid(right: float, bottom: float, steps: Axis, values: Axis) -> str:
-    """Lines of the grid, the numbers of both axes, and "Step" below."""
+def grid(right: float, bottom: float, steps: Axis, values: Axis, label: str = "Step") -> str:
+    """Lines of the grid, the numbers of both axes, and a label below."""
     x, y = scale(steps, 0, right), scale(values, bottom, 0)
     lines = "".join(f"M0 {y(tick):.1f}H{right}" for tick in values.ticks)
     out = [f'<path d="{lines}" stroke="currentColor" stroke-opacity=".25"/>']
     out += [text(-6, y(tick) + 4, tick_label(tick), "end") for tick in values.ticks]
     out += [text(x(tick), bottom + 15, f"{tick:,}") for tick in steps.ticks]
-    return "".join([*out, text(right / 2, bottom + 30, "Step")])
+    return "".join([*out, text(right / 2, bottom + 30, label)])
 
 
 def epochs(per_epoch: int, end: int, bottom: float, x: Scale) -> str:

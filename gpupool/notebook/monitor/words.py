@@ -88,10 +88,6 @@ def bottleneck(history: TrainingHistory) -> str:
     return f"{found.sentence} Next: {found.next_step}"
 
 
-def _waiting(history: TrainingHistory) -> str:
-    return f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE
-
-
 def remaining(history: TrainingHistory) -> str:
     """The share done and the time left, as "62 % · about 1 min 10 s left".
 
@@ -176,7 +172,6 @@ def _progress(history: TrainingHistory) -> Rows:
         ("Elapsed", duration(history.elapsed_s)),
         ("Time left", NONE if left is None else duration(left)),
         ("Throughput", rate if history.steps else NONE),
-        ("Waiting for data", _waiting(history)),
         ("Reading", ", ".join(history.reads.words())),
     ]
 
@@ -203,8 +198,8 @@ def _setup(history: TrainingHistory) -> Rows:
 class RankRow:
     """One rank: all as text, and the two shares (0..1; None where nobody knows) that get a bar.
 
-    `step` is what a step takes the rank itself, as a whole step takes them all the same; `note` is
-    "slowest +37 %" of the one that the others wait for, "" of all others. See `RANK_COLUMNS`.
+    `step` is what a step takes the rank itself, as a whole step takes them all the same. See
+    `RANK_COLUMNS`.
     """
 
     rank: str
@@ -215,12 +210,11 @@ class RankRow:
     memory_text: str
     temperature: str
     step: str
-    note: str
 
 
 def rank_rows(history: TrainingHistory) -> list[RankRow]:
     """A row for each rank that trains, also before its first report; none before the start."""
-    start, slowest = history.start, history.slowest
+    start = history.start
     if start is None:
         return []
     ranks = start.ranks or tuple(sorted(history.ranks))
@@ -231,7 +225,6 @@ def rank_rows(history: TrainingHistory) -> list[RankRow]:
         event = history.ranks.get(rank, RankEvent(0, 0))
         used, total, share = event.memory_bytes, event.total_memory_bytes, event.utilization
         seconds, degrees = event.work_s or event.step_s, event.temperature_c
-        more = f"slowest +{100 * slowest.share:.0f} %" if slowest and slowest.rank == rank else ""
         row = RankRow(
             rank=format_ranks([rank], hosts),
             device=device.replace("NVIDIA ", ""),
@@ -241,7 +234,6 @@ def rank_rows(history: TrainingHistory) -> list[RankRow]:
             memory_text=of_memory(used, total),
             temperature=NONE if degrees is None else f"{degrees} °C",
             step=NONE if seconds is None else milliseconds(seconds),
-            note=more,
         )
         rows.append(row)
     return rows

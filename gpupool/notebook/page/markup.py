@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from gpupool.core.formatting import Table
+
 FONT = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px"
 CODE = "font-family:var(--jp-code-font-family,monospace);font-size:13px"
 CARD = (
@@ -139,3 +141,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
     inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<table style="{FONT};margin:2px 0">{inner}</table>'
+
+
+def table_html(found: Table) -> str:
+    """A table below its title, in a frame."""
+    head = f"<div><b>{escape(found.title)}</b></div>"
+    return card(head, scroller(table(found.columns, found.rows), found.title))

@@ -131,7 +131,7 @@ FOUR = numbers(4, 1).requires_grad_()
         ("crossentropy", None, None, (" 'cross_entropy'?",)),
         (5, None, None, ("loss=5 ",)),
         ({"a": "mse"}, None, None, ("loss=",)),
-        (nn.MSELoss, None, None, (" MSELoss().",)),
+        (nn.MSELoss, None, None, (" MSELoss(",)),
         (nn.MSELoss(reduction="sum"), None, None, ("reduction='sum'",)),
         (Learned(), None, None, ("Learned", "scale")),
         (lambda o, t: o - t, numbers(4), numbers(4), ("loss", " (4,)")),

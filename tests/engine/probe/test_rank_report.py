@@ -48,8 +48,6 @@ def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> 
     history = train_on(pools[3], model, samples(120), epochs=1, batch_size=12).history
     assert {event.step for event in history.ranks.values()} == {10}
     work = {rank: event.work_s or 0.0 for rank, event in history.ranks.items()}
-    assert history.slowest is not None
-    assert history.slowest.rank == SLOW_RANK
     # the others wait, and that is no work of theirs
     assert min(event.step_s or 0.0 for event in history.ranks.values()) > 0.4
     assert max(work[0], work[2]) < 0.7 * work[SLOW_RANK]
@@ -58,7 +56,6 @@ def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> 
 def test_a_rank_that_is_alone_tells_too(pools: Pools) -> None:
     history = train_on(pools[1], network(), samples(32), epochs=2).history
     assert [*history.ranks] == [0]
-    assert history.slowest is None
     event = history.ranks[0]
     assert 0 <= (event.utilization or 0.0) <= 1
     assert 50 << 20 < (event.memory_bytes or 0) < (event.total_memory_bytes or 0)

@@ -24,11 +24,8 @@ from gpupool.core.wire.events import (
 from gpupool.notebook.monitor.board import board_of, training_text
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import history_html, image_of, live_html
-from gpupool.notebook.monitor.result_view import (
-    comparison_html,
-    result_html,
-    validation_html,
-)
+from gpupool.notebook.monitor.result_view import result_html, validation_html
+from gpupool.notebook.page.markup import table_html
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
 from tests.support.pools import Pools
@@ -44,26 +41,6 @@ def history_of(events: Iterable[Event], **told: str) -> TrainingHistory:
     for event in events:
         history.add(event)
     return history
-
-
-# ---- the ranks ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("work_ms", "slowest"),
-    [
-        ((20, 20, 30), (2, pytest.approx(0.5))),
-        ((20, 20, 22), None),  # 10 % longer
-        ((2, 2, 4), None),  # 2 ms of 50
-        ((20,), None),
-        ((40, 10), (0, pytest.approx(3.0))),
-    ],
-)
-def test_the_slowest_is_one_that_the_others_wait_for(
-    work_ms: tuple[int, ...], slowest: tuple[int, float] | None
-) -> None:
-    told = [RankEvent(rank, 1, work / 1000, 0.05) for rank, work in enumerate(work_ms)]
-    assert history_of(told).slowest == slowest
 
 
 # ---- odd ones in every view --------------------------------------------------------------------
@@ -111,7 +88,7 @@ def views(history: TrainingHistory) -> dict[str, str]:
         "live": live_html(board, image_of(board), lambda _name, inner, _looks: inner),
         "result": result_html(result),
         "result as text": f"{result}\n{result.best!r}\n{result.warnings}",
-        "compared": comparison_html(compared),
+        "compared": table_html(compared),
         "compared as text": repr(compared),
     }
     if history.best is not None:
@@ -145,7 +122,7 @@ def test_no_view_shows_a_password_of_an_options_url(pools: Pools, end: str) -> N
     assert "***" in shown["still"] + shown["result"]
     assert CANARY not in str(shown) + repr(result.options) + str(result.checkpoint)
     assert compared.columns[:2] == ("", "checkpoint")
-    table = f"{compared!r}{comparison_html(compared)}"
+    table = f"{compared!r}{table_html(compared)}"
     assert "***" in table
     assert CANARY not in table + result.history.to_frame().to_csv()
 
