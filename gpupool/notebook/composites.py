@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from html import escape
 
@@ -64,12 +63,3 @@ def _rows(composite: Composite) -> tuple[str, list[tuple[str, str, str]]]:
     if never:
         rows.append((format_ranks(never), "no value", ""))
     return head, rows
-
-
-def composite_help(composite: Composite) -> list[tuple[str, str]]:
-    """What `x?` shows, as IPython's headed parts: type and value on each rank, and what it can."""
-    head, _, rows = composite_text(composite).partition("\n")
-    return [
-        (f"Composite {head}", rows or "no value"),
-        ("Docstring", inspect.cleandoc(Composite.__doc__ or "")),
-    ]

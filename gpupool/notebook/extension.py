@@ -1,4 +1,4 @@
-"""What `%load_ext gpupool` and `%unload_ext gpupool` call. Runs on the client.
+"""What `%load_ext gpupool` calls. Runs on the client.
 
 It imports what it needs inside, in the order in which that is wanted.
 """
@@ -20,13 +20,3 @@ def load_ipython_extension(shell: Any) -> None:
     from gpupool.notebook.magics import magics
 
     magics.register(shell)
-
-
-def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool continues, a
-    starter that waits for one ends."""
-    from gpupool.notebook.magics import magics
-    from gpupool.pool.launchers import starter
-
-    magics.unregister(shell)
-    starter.close()

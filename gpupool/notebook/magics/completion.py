@@ -16,8 +16,6 @@ from gpupool.pool import session
 Words = Mapping[str, Callable[[], Iterable[str]]]
 """What makes the words that an argument may have, by the argument's `dest`."""
 
-_IDENTIFIER = "gpupool"
-
 
 def complete(line: str, words: Words) -> list[str]:
     """The words that may stand at the end of `line`, in place of its last word; [] elsewhere.
@@ -61,18 +59,9 @@ def _following(parser: ArgumentParser, before: Sequence[str], words: Words) -> l
 
 
 def register(shell: Any) -> None:
-    """Have the shell ask us too."""
-    unregister(shell)
-    shell.Completer.custom_matchers.append(_match)
-
-
-def unregister(shell: Any) -> None:
-    """Have it ask no more."""
-    shell.Completer.custom_matchers[:] = [
-        match
-        for match in shell.Completer.custom_matchers
-        if getattr(match, "matcher_identifier", "") != _IDENTIFIER
-    ]
+    """Have the shell ask us too, once."""
+    if _match not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(_match)
 
 
 def _environment() -> list[str]:
@@ -104,4 +93,4 @@ def _match_words(context: CompletionContext) -> dict[str, Any]:
     }
 
 
-_match = context_matcher(identifier=_IDENTIFIER)(_match_words)
+_match = context_matcher(identifier="gpupool")(_match_words)

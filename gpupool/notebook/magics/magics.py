@@ -22,8 +22,6 @@ from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
 
-_NAMES = ("gpupool", "spmd", "%spmd")
-
 
 @magics_class
 class GpupoolMagics(Magics):
@@ -134,32 +132,9 @@ def _tell_of_its_error(run: SpmdRun, shell: Any) -> None:
     shell.events.register("post_run_cell", tell)
 
 
-def without_remarks(lines: list[str]) -> list[str]:
-    """A cell without the comments above its `%%spmd`: for IPython it has to be the first line."""
-    for number, line in enumerate(lines):
-        if line.startswith("%%spmd"):
-            return lines[number:]
-        if line.strip() and not line.lstrip().startswith("#"):
-            break
-    return lines
-
-
 def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
-    shell.input_transformers_cleanup.append(without_remarks)
     formatters.register(shell)
     views.register_formatters(shell)
     completion.register(shell)
-
-
-def unregister(shell: Any) -> None:
-    """Take the magics and their completion away again; pictures of our objects stay."""
-    completion.unregister(shell)
-    # by its name: `%autoreload` makes the function again
-    transformers, ours = shell.input_transformers_cleanup, without_remarks.__name__
-    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != ours]
-    for name in _NAMES:
-        for kind in ("line", "cell"):
-            # IPython has no public way to take a magic away.
-            shell.magics_manager.magics[kind].pop(name, None)
