@@ -45,7 +45,6 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
         return _board_of_loop(history, status)
     headline, remaining = words.headline(history, status), words.remaining(history)
     view, lines = (curves or Curves()).take(history)
-    latest = words.latest(history) | view["latest"]
     clock = {"started_at": history.start.started_at if history.start else 0.0}
     return Board(
         parts={
@@ -60,7 +59,7 @@ def board_of(history: History, curves: Curves | None = None, status: str = "") -
         lost=f"Failed: {words.lost(history)}",
         stop="" if history.is_over else words.stop_label(history),
         hint="" if history.is_over else words.HINT,
-        plots={"view": {**view, "clock": clock, "latest": latest}, "lines": lines},
+        plots={"view": {**view, "clock": clock}, "lines": lines},
     )
 
 
@@ -74,9 +73,9 @@ def training_text(history: TrainingHistory) -> str:
         shown = [f"{label.lower()} {value}" for label, value in rows if value != NONE]
         if shown:
             lines.append(f"  {section + ':':<16}{', '.join(shown)}")
-    slow = [f"rank {row.rank} is the {row.note}" for row in words.rank_rows(history) if row.note]
-    if slow:
-        lines.append(f"  {words.rank_title(history) + ':':<16}{slow[0]}")
+    rank, note = words.slowest(history)
+    if note:
+        lines.append(f"  {words.rank_title(history) + ':':<16}rank {rank} is the {note}")
     return "\n".join(lines)
 
 

@@ -151,19 +151,18 @@ class Curves:
             looks.append(training_plot(plot, title, "%" * is_part, has_steps="raw" in curves))
             ringed = _best(plot, name, points["validation"], history)
             if ringed is not None:
-                shown = words(ringed[1])
-                best[plot] = {
-                    "step": ringed[0],
-                    "value": scale * ringed[1],
-                    "label": f"best {shown}",
-                }
+                value, label = scale * ringed[1], f"best {words(ringed[1])}"
+                best[plot] = {"step": ringed[0], "value": value, "label": label}
+            kind = "step" if "raw" in curves else "validation"
+            first = points.get("raw", points["validation"])
+            latest[plot] = f"{name}: no {kind} yet"
+            if first:
+                step, now = first[-1]
+                latest[plot] = f"{name} at step {step}: {words(now)}"
             if "raw" not in curves and ringed is not None:
-                step, now = points["validation"][-1]
-                latest[plot] = (
-                    f"{name} at step {step}: {words(now)}, best {shown} at step {ringed[0]}"
-                )
-            elif "raw" not in curves:
-                latest[plot] = f"{name}: no validation yet"
+                latest[plot] += f", best {words(ringed[1])} at step {ringed[0]}"
+            elif "raw" in curves and points["validation"]:
+                latest[plot] += f", validation {words(points['validation'][-1][1])}"
         entries = legend(looks, validated=bool(history.validations), has_best=bool(best))
         axes = {"steps": {"low": 0, "high": end, "per_epoch": per_epoch}, "best": best}
         return {"plots": looks, "legend": entries, "axes": axes, "latest": latest}, lines

@@ -57,7 +57,13 @@ def ranks(history: TrainingHistory) -> str:
     if not history.ranks:
         return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
-    rows = "".join(map(_rank_row, words.rank_rows(history)))
+    slowest, note = words.slowest(history)
+    badge, rows = f' <span class="gpm-badge">{escape(note)}</span>', ""
+    for rank, shown in words.rank_rows(history).items():
+        cells = [_share(share, text) for text, share in shown]
+        cells[-1] += badge if note and rank == slowest else ""
+        row = "".join(f"<td>{cell}</td>" for cell in cells)
+        rows += f'<tr><th scope="row">{escape(rank)}</th>{row}</tr>'
     # Each region of a page has a name of its own.
     began = clock_time(history.start.started_at) if history.start else ""
     name = f"How each rank fared: training of {began}, step {len(history.steps)}"
@@ -68,16 +74,6 @@ def ranks(history: TrainingHistory) -> str:
         f'<div class="gpm-scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         f"{shares_html(Shares.of_history(history))}</details>"
-    )
-
-
-def _rank_row(row: words.RankRow) -> str:
-    note = f' <span class="gpm-badge">{escape(row.note)}</span>' if row.note else ""
-    return (
-        f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'
-        f"<td>{_share(row.utilization, row.utilization_text)}</td>"
-        f"<td>{_share(row.memory, row.memory_text)}</td>"
-        f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}{note}</td></tr>"
     )
 
 
