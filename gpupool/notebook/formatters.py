@@ -16,7 +16,7 @@ _HTML = {
     "pool.status.PoolStatus": "pool.bar.status_html",
     "pool.variables.composite.Composite": "composites.composite_html",
     "training.compare.Comparison": "monitor.result_view.comparison_html",
-    "training.confusion.ConfusionMatrix": "monitor.confusion_view.confusion_html",
+    "training.confusion.ConfusionMatrix": "monitor.result_view.confusion_html",
     "training.doctor.Diagnosis": "monitor.doctor_view.diagnosis_html",
     "training.doctor.Shares": "monitor.doctor_view.shares_html",
     "training.history.TrainingHistory": "monitor.picture.history_html",
@@ -24,7 +24,7 @@ _HTML = {
     "training.result.Operators": "monitor.doctor_view.operators_html",
     "training.result.TrainingResult": "monitor.result_view.result_html",
     "training.scaling.Scaling": "monitor.doctor_view.scaling_html",
-    "training.sweep.result.SweepResult": "sweep_view.result_html",
+    "training.sweep.result.SweepResult": "sweep.result_html",
 }
 _TEXT = {
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_text",

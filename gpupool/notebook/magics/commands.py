@@ -10,7 +10,7 @@ from IPython.display import display
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.magics import arguments, debug
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import host_table, pool_bar, tables
+from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 
@@ -92,7 +92,7 @@ def _interrupt(chosen: Namespace) -> None:
 
 def _hosts(chosen: Namespace) -> None:
     if hosts := session.current_pool().hosts():
-        display(host_table.hosts_shown(hosts), raw=True)
+        display(tables.hosts_shown(hosts), raw=True)
     else:
         print("All ranks of the pool are on this machine.")
 

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 
 from gpupool.notebook.monitor import picture
-from gpupool.notebook.monitor.board import Board, History, board_of
+from gpupool.notebook.monitor.board import Board, History, board_of, header
 from gpupool.notebook.monitor.curves import Curves
-from gpupool.notebook.monitor.parts import header
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.live_html import LiveHtml, Meant, button, hint
 

@@ -1,24 +1,29 @@
-"""The pool, its environment and the GPUs as text and HTML. Runs on the client."""
+"""A pool that starts, its environment and its hosts as text and HTML. Runs on the client."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from gpupool.core.formatting import format_ranks, rank_count
+from gpupool.core.formatting import NONE, format_ranks, rank_count, text_table
 from gpupool.core.progress import Progress
+from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
 from gpupool.pool import session
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.status import PoolStatus
+from gpupool.pool.status import HostInfo, PoolStatus
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
+
+_HOST_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "NCCL")
+_NAMES_ON_A_LINE = 4
 
 
 def waits_text(status: PoolStatus) -> str:
@@ -46,7 +51,12 @@ def env_text(
     return f"On {rank_count(world_size)}:{listed}" + (f"\n{credentials}" if credentials else "")
 
 
-_NAMES_ON_A_LINE = 4
+def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:
+    """A line for each host, below the names of the columns: as text, and as HTML that scrolls."""
+    rows = [[cell or NONE for cell in astuple(host)] for host in hosts]
+    text = text_table([_HOST_COLUMNS, *rows])
+    table = markup.scroller(markup.table(_HOST_COLUMNS, rows), "Hosts")
+    return {"text/plain": text, "text/html": markup.card(table)}
 
 
 class StartProgress:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.monitor.text import TextProgress
-from gpupool.notebook.monitor.views import show_training
+from gpupool.notebook.monitor.views import TextProgress, show_training
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run
 from tests.support.raising import raises

@@ -17,11 +17,10 @@ from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
 from gpupool.core.progress import Course
 from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook import composites, data_view
-from gpupool.notebook.cells import notices
+from gpupool.notebook.cells import live
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
-from gpupool.notebook.monitor import confusion_view, parts, picture, result_view
-from gpupool.notebook.monitor.board import board_of
+from gpupool.notebook.monitor import board, picture, result_view
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
@@ -161,7 +160,7 @@ def test_data_sets(data: ImageDatastore) -> None:
 def test_a_confusion_matrix(num_classes: int) -> None:
     counts = np.ones((num_classes, num_classes), int)
     classes = tuple(f"{HOSTILE}{n}" for n in range(num_classes))
-    assert_harmless(confusion_view.confusion_html(ConfusionMatrix(counts, classes)))
+    assert_harmless(result_view.confusion_html(ConfusionMatrix(counts, classes)))
 
 
 def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
@@ -175,7 +174,7 @@ def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
 
 def test_bars_and_notices() -> None:
     assert_harmless(progress_view.bar_html(Course(HOSTILE, 1, 3, HOSTILE, HOSTILE, 1.0)))
-    assert_harmless(notices.notice_html(HOSTILE))
+    assert_harmless(live.notice_html(HOSTILE))
 
 
 def test_a_monitor() -> None:
@@ -185,9 +184,9 @@ def test_a_monitor() -> None:
     history = LoopHistory(event)
     history.add(event)
     assert_harmless(picture.history_html(history))
-    shown = board_of(history)
+    shown = board.board_of(history)
     assert_harmless(picture.live_html(shown, picture.image_of(shown), lambda _name, part, _c: part))
-    assert_harmless(parts.header(shown.lost, None, "", is_failed=True))
+    assert_harmless(board.header(shown.lost, None, "", is_failed=True))
     history.end()
     assert "gpupool-state" in picture.history_html(history)
     assert_harmless(picture.history_html(history))
