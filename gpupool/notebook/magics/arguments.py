@@ -101,10 +101,6 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
     command("gpus", "List the GPUs of this machine and who uses them.")
     _add_env(command)
-    about = "Show the end of a rank's log."
-    add = command("log", about, "It has what a rank printed outside of cells.").add_argument
-    add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
-    add("-n", dest="num_lines", type=_count, default=50, metavar="LINES", help="50 unless given")
     about = "Say why the last training is slow, and what to do; before any, look at the machine."
     more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
     add = command("doctor", about, more).add_argument
@@ -237,7 +233,6 @@ def _number(kind: Callable[[str], float], what: str, above: float) -> Callable[[
 
 
 _whole = _number(int, "a whole number", -math.inf)
-_count = _number(int, "a whole number above 0", 0)
 _seconds = _number(float, "a number of seconds above 0", 0)
 
 

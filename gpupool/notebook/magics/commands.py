@@ -11,6 +11,7 @@ from gpupool.core.errors import OptionsError
 from gpupool.notebook.magics import arguments, debug
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
+from gpupool.notebook.pool.bar import status_text
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 
@@ -57,7 +58,8 @@ def _status(chosen: Namespace) -> None:
 def _start(chosen: Namespace) -> None:
     options = {name: value for name, value in vars(chosen).items() if name != "command"}
     with tables.StartProgress() as progress:
-        progress.finish(session.start(**options, progress=progress))
+        pool = session.start(**options, progress=progress)
+        progress.finish(status_text(pool.status()), pool)
 
 
 def _stop(chosen: Namespace) -> None:
@@ -72,7 +74,7 @@ def _restart(chosen: Namespace) -> None:
     failed = "The restart was not completed."
     with tables.StartProgress("Starting ranks again", failed) as progress:
         pool.restart(chosen.ranks, progress=progress)
-        progress.finish(pool)
+        progress.finish(status_text(pool.status()), pool)
 
 
 def _sync(chosen: Namespace) -> None:
@@ -112,11 +114,6 @@ def _env(chosen: Namespace) -> None:
     print(tables.env_text(variables, pool.world_size, chosen.unset, credentials))
 
 
-def _log(chosen: Namespace) -> None:
-    text = session.current_pool().log(chosen.rank, chosen.num_lines)
-    print(text or f"The log of rank {chosen.rank} is empty: nothing was printed outside of cells.")
-
-
 def _doctor(chosen: Namespace) -> object:
     from gpupool.training import doctor, machine  # `%load_ext gpupool` does not wait for it
 
@@ -141,7 +138,6 @@ _COMMANDS: Mapping[str, Callable[[Namespace], object]] = {
     "hosts": _hosts,
     "gpus": lambda chosen: session.gpus(),
     "env": _env,
-    "log": _log,
     "doctor": _doctor,
     "debug": lambda chosen: debug.post_mortem(session.current_pool(), chosen.rank),
     "help": _help,

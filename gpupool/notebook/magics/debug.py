@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from gpupool.core.errors import PoolError, SpmdError
@@ -38,12 +37,9 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
             line = input(f"ipdb[{rank}]> ")
         except (EOFError, KeyboardInterrupt):
             line = "q"
-        except StdinNotImplementedError:
+        except RuntimeError:  # this front end cannot be asked for input, and IPython says so
             _say(pool, rank, "q")
-            raise PoolError(
-                "%gpupool debug asks for commands, and this front end cannot ask for input. The "
-                "traceback of each rank is in the error: error.errors[rank].traceback."
-            ) from None
+            raise
         is_open = _say(pool, rank, line)
 
 

@@ -85,9 +85,8 @@ class GpupoolMagics(Magics):
     def _begin(self, code: str, chosen: argparse.Namespace, *, is_value: bool) -> SpmdRun:
         __tracebackhide__ = True
         pool = session.find() or tables.start_unasked()
-        status = pool.status()
-        if status.state == "replacing":
-            print(tables.waits_text(status))
+        if pool.status().state == "replacing":
+            print("gpupool: waiting for the lost ranks to be replaced…")
         ranks = pool.select(chosen.ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.board import training_text
@@ -33,16 +32,9 @@ def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) ->
     Args:
         how: `TrainingOptions.progress`.
         waits: whether the cell waits for its end; if not, the user continues at the prompt.
-
-    Raises:
-        OptionsError: "plot", where there are none.
     """
     if how == "none":
         return
-    if how == "plot" and not in_notebook():
-        raise OptionsError(
-            "progress='plot' needs a notebook, and this is none: choose 'auto' or 'table'."
-        )
     views: list[Listener] = []
     is_drawn = how != "table" and in_notebook()
     # what a notebook gets on stderr looks like an error

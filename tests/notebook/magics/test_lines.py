@@ -49,7 +49,7 @@ def refusal(command: str, line: str) -> str:
         ),
         ("restart -1,0", {"command": "restart", "ranks": "-1,0"}),
         ("", {"command": "status"}),
-        *((line, {"command": "help", "topic": "log"}) for line in ("log -h", "log 1 --help")),
+        *((line, {"command": "help", "topic": "debug"}) for line in ("debug -h", "debug 1 --help")),
         *((line, {"command": "help", "topic": None}) for line in ("-h", "help", "help -h")),
     ],
 )
@@ -154,7 +154,7 @@ WORDS: Words = {
         ("%gpupool start --cpu --c", []),  # an option is offered once
         ("%gpupool env AWS_A AWS", ["AWS_B"]),
         ("%gpupool sync ", ["0", "1", "-t", "--targets"]),
-        ("%gpupool log ", ["0", "1", "-n"]),
+        ("%gpupool debug ", ["0", "1"]),
         ("%gpupool help sta", ["status", "start"]),
         ("%%spmd -t ", ["all", "0", "1"]),
         ("%%spmd --targets 0 --n", ["--nowait", "--no-sync"]),
