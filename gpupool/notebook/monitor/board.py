@@ -9,7 +9,7 @@ from typing import Any
 
 from gpupool.core.formatting import NONE, clock_time, duration, number
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curves
+from gpupool.notebook.monitor.curves import training_plots
 from gpupool.notebook.monitor.doctor_view import shares_html
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.training.doctor import Shares
@@ -37,18 +37,17 @@ class Board:
     plots: dict[str, Any]
 
 
-def board_of(history: History, curves: Curves | None = None, status: str = "") -> Board:
+def board_of(history: History, status: str = "") -> Board:
     """The state of a history.
 
     Args:
-        curves: of the same training, so that only what is new is added.
         status: in the place of the history's own: a press that it has not noticed yet.
     """
     status = status or history.status
     if isinstance(history, LoopHistory):
         return _board_of_loop(history, status)
     headline, remaining = words.headline(history, status), words.remaining(history)
-    view, lines = (curves or Curves()).take(history)
+    view, lines = training_plots(history)
     clock = {"started_at": history.start.started_at if history.start else 0.0}
     return Board(
         parts={

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from gpupool.notebook.monitor import picture
 from gpupool.notebook.monitor.board import Board, History, board_of, header
-from gpupool.notebook.monitor.curves import Curves
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.live_html import LiveHtml, Meant, button, hint
 
@@ -38,7 +37,6 @@ class LiveMonitor:
         self._on_stop, self._history = on_stop, history
         self._place = Place() if place is None else place
         self._live = LiveHtml(self._press)
-        self._curves = Curves()
         self._lock = threading.RLock()
         self._stop_pressed = False
         self._told, self._image = "", ""  # the last status, and the last image
@@ -57,12 +55,16 @@ class LiveMonitor:
                 self._draw()
 
     def _run(self) -> None:
+        took_s = 0.0
         while not self._still:
-            self._wake.wait(EVERY_S)
+            # Of very many steps rarer: drawing takes a twentieth of the time at most.
+            self._wake.wait(max(EVERY_S, 20 * took_s))
             self._wake.clear()
+            began = time.monotonic()
             # The run adds to its history in another thread, and may just be adding a rank.
             with self._lock, contextlib.suppress(RuntimeError):
                 self._draw()
+            took_s = time.monotonic() - began
 
     def _status(self) -> str:
         """The status to show: Stop has been pressed before the training can have noticed it."""
@@ -71,7 +73,7 @@ class LiveMonitor:
 
     def _draw(self) -> None:
         now, self._told = time.monotonic(), self._status()
-        board = board_of(self._history, self._curves, self._told)
+        board = board_of(self._history, self._told)
         if self._still or self._history.is_over:
             self._leave({"text/html": picture.still_html(board), "text/plain": board.text})
             return

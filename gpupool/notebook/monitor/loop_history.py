@@ -6,7 +6,7 @@ import time
 
 from gpupool.core.monitor_lines import monitor_line
 from gpupool.core.wire.events import OVER, MonitorEvent
-from gpupool.notebook.monitor.curves import Curve, Lines, View
+from gpupool.notebook.monitor.curves import Lines, View, thinned
 from gpupool.notebook.monitor.plots import legend, own_plot
 from gpupool.notebook.monitor.svg import fitted_end
 
@@ -24,7 +24,7 @@ class LoopHistory:
         self.step = 0
         self.first: int | None = None
         self.latest: dict[str, float] = {}
-        self._curves: dict[str, Curve] = {}
+        self._curves: dict[str, dict[int, float]] = {}
         self._status = ""
 
     def add(self, event: MonitorEvent) -> None:
@@ -35,7 +35,7 @@ class LoopHistory:
             self.first = step if self.first is None else min(self.first, step)
             self.latest |= values
             for name, value in values.items():
-                self._curves.setdefault(name, Curve()).add(step, value)
+                self._curves.setdefault(name, {})[step] = value
 
     def end(self) -> None:
         """The cell is over: a loop that has not said so was left without `close`."""
@@ -76,8 +76,10 @@ class LoopHistory:
         lines: Lines = {}
         latest = {}
         for n, (title, names) in enumerate(groups.items()):
-            curves = [self._curves.get(name, Curve()) for name in names]
-            lines[str(n)] = {str(k): curve.thinned()[0] for k, curve in enumerate(curves)}
+            curves = [self._curves.get(name, {}).copy() for name in names]
+            lines[str(n)] = {
+                str(k): thinned([*curve], [*curve.values()])[0] for k, curve in enumerate(curves)
+            }
             values = [f"{name} {self.latest[name]:.4g}" for name in names if name in self.latest]
             latest[str(n)] = f"{title}: {', '.join(values)}"
         first, plan = self.first or 0, self.event.num_steps
