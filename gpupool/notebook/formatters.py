@@ -9,12 +9,12 @@ from gpupool.notebook.page.front_end import in_notebook
 
 # What makes HTML of a type, and text where IPython's own way does not do.
 _HTML = {
-    "core.machine.gpus.GpuTable": "gpu_view.gpu_table_html",
+    "core.machine.gpus.GpuTable": "objects.gpu_table_html",
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_html",
-    "data.datastores.check.CheckResult": "data_view.check_html",
-    "data.datastores.preview.Preview": "data_view.preview_html",
+    "data.datastores.check.CheckResult": "objects.check_html",
+    "data.datastores.preview.Preview": "objects.preview_html",
     "pool.status.PoolStatus": "pool.bar.status_html",
-    "pool.variables.composite.Composite": "composites.composite_html",
+    "pool.variables.composite.Composite": "objects.composite_html",
     "training.compare.Comparison": "monitor.result_view.comparison_html",
     "training.confusion.ConfusionMatrix": "monitor.result_view.confusion_html",
     "training.doctor.Diagnosis": "monitor.doctor_view.diagnosis_html",
@@ -29,7 +29,7 @@ _HTML = {
 _TEXT = {
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_text",
     "pool.status.PoolStatus": "pool.bar.status_text",
-    "pool.variables.composite.Composite": "composites.composite_text",
+    "pool.variables.composite.Composite": "objects.composite_text",
     "training.history.TrainingHistory": "monitor.board.training_text",
 }
 # What shows one in a notebook: live, as no picture of one moment could.

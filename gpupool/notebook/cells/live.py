@@ -11,9 +11,15 @@ from typing import Any
 from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.figures import Bundle, bundle_html, is_embeddable, is_rich
-from gpupool.notebook.cells.heading import heading, shown_time, states_html
 from gpupool.notebook.cells.lines import Lines
-from gpupool.notebook.cells.picture import Look, report_html, report_text
+from gpupool.notebook.cells.picture import (
+    Look,
+    heading,
+    report_html,
+    report_text,
+    shown_time,
+    states_html,
+)
 from gpupool.notebook.cells.shown import mark_error_shown, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup

@@ -16,12 +16,12 @@ import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
 from gpupool.core.progress import Course
 from gpupool.core.wire.events import MonitorEvent
-from gpupool.notebook import composites, data_view
+from gpupool.notebook import objects
 from gpupool.notebook.cells import live
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
 from gpupool.notebook.monitor import board, picture, result_view
-from gpupool.notebook.monitor.loop_history import LoopHistory
+from gpupool.notebook.monitor.board import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
@@ -121,7 +121,7 @@ def test_cells(pool2: Pool, what: str) -> None:
 def test_variables(pool2: Pool) -> None:
     pool2.run(f"odd = {HOSTILE!r}; other = type(odd, (), {{'__repr__': lambda self: odd}})()")
     for name in ("odd", "other"):
-        assert_harmless(composites.composite_html(pool2[name]))
+        assert_harmless(objects.composite_html(pool2[name]))
 
 
 class Net(torch.nn.Module):
@@ -152,8 +152,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
 
 
 def test_data_sets(data: ImageDatastore) -> None:
-    assert_harmless(data_view.preview_html(data.preview()))
-    assert_harmless(data_view.check_html(data.check()))
+    assert_harmless(objects.preview_html(data.preview()))
+    assert_harmless(objects.check_html(data.check()))
 
 
 @pytest.mark.parametrize("num_classes", [2, 60])
