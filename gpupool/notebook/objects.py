@@ -164,20 +164,14 @@ def _composite_rows(composite: Composite) -> tuple[str, list[tuple[str, str, str
         infos = pool_variables(composite).look(composite, _TEXT_CHARS)
     except PoolError as error:
         return f"{head}: {error}", []
-    missing = [rank for rank in range(len(composite)) if rank not in infos]
+    lost = pool_variables(composite).losses.of(key_of(composite)[0])
     # Type and text as one string, as `fold` takes it; no name of a type has a NUL.
     lines = {rank: f"{info}\0{info.text or ''}" for rank, info in infos.items()}
+    for rank in set(range(len(composite))) - set(infos):
+        why = f"lost with rank {rank}, which {lost[rank]}" if rank in lost else ""
+        lines[rank] = f"no value\0{why}"
     rows = []
     for group in sorted(fold(lines), key=lambda group: group.ranks):
         kind, _, text = group.text.partition("\0")
         rows.append((format_ranks(group.ranks), kind, text))
-    lost = pool_variables(composite).losses.of(key_of(composite)[0])
-    rows += [
-        (str(rank), "no value", f"lost with rank {rank}, which {lost[rank]}")
-        for rank in missing
-        if rank in lost
-    ]
-    never = [rank for rank in missing if rank not in lost]
-    if never:
-        rows.append((format_ranks(never), "no value", ""))
     return head, rows

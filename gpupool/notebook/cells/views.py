@@ -13,11 +13,10 @@ from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.live import LiveView
 from gpupool.notebook.cells.picture import Look, result_html, result_text
-from gpupool.notebook.cells.shown import mark_shown, part_shown
+from gpupool.notebook.cells.shown import part_shown
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import CellReport, States, View
+from gpupool.spmd.cell import View
 
 
 def make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.Event) -> View:
@@ -26,7 +25,7 @@ def make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.
     `stop_wish` is what a press of a loop's Stop button sets.
     """
     if name == "quiet":
-        return QuietView()
+        return QuietView(ranks, look)
     if in_notebook():
         return LiveView(ranks, look, stop_wish)
     return LineView(ranks, look, stop_wish)
@@ -40,21 +39,11 @@ def ends_quietly(cell: str) -> bool:
         return False
 
 
-class QuietView:
+class QuietView(LineView):
     """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
-
-    def __init__(self) -> None:
-        self.notice = NoticeLines()
 
     def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Nothing."""
-
-    def tick(self, states: States = dict) -> None:
-        """Nothing."""
-
-    def finish(self, report: CellReport) -> None:
-        """Nothing; the result counts as seen."""
-        mark_shown(report.result)
 
 
 def register_formatters(shell: Any) -> None:

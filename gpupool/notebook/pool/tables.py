@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 _HOST_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "NCCL")
-_NAMES_ON_A_LINE = 4
 
 
 def env_text(
@@ -35,9 +34,8 @@ def env_text(
     if unset:
         return f"Removed from {rank_count(world_size)}: {', '.join(variables)}"
     names = [f"{name} ({mark})" for name, mark in variables.items()]
-    many = len(names) > _NAMES_ON_A_LINE
-    listed = "\n  " + "\n  ".join(names) if many else f" {', '.join(names)}"
-    return f"On {rank_count(world_size)}:{listed}" + (f"\n{credentials}" if credentials else "")
+    listed = f"On {rank_count(world_size)}: {', '.join(names)}"
+    return f"{listed}\n{credentials}".rstrip()
 
 
 def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:
