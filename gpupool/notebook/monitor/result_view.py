@@ -16,8 +16,6 @@ from gpupool.training.result import TrainingResult, in_words, measured_by
 if TYPE_CHECKING:
     from gpupool.training.confusion import ConfusionMatrix
 
-_CELL = "border:0;background:none;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
-_TABLE = "border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit"
 _MAX_SHOWN = 40  # classes
 _RIGHT, _WRONG = "0,114,189", "217,83,25"  # as MATLAB's confusionchart has them
 # In a style sheet, as there may be 1,600 cells; where it is taken out, the numbers remain.
@@ -40,13 +38,8 @@ def result_html(result: TrainingResult) -> str:
     badge = markup.badge(state, colour)
     head = f"<div><b>Training result</b>{badge}{markup.muted(rest)}</div>"
     warnings = "".join(markup.bar(escape(text), markup.AMBER) for text in result.warnings)
-    rows = "".join(
-        f'<tr style="background:none"><th scope="row" style="{_CELL};font-weight:400;opacity:.8;'
-        f'white-space:nowrap">{escape(label)}</th>'
-        f'<td style="{_CELL};overflow-wrap:anywhere">{escape(value)}</td></tr>'
-        for label, value in result.rows()
-    )
-    return markup.card(head, warnings, f'<table style="{_TABLE}"><tbody>{rows}</tbody></table>')
+    rows = [(markup.Html(markup.muted(label)), value) for label, value in result.rows()]
+    return markup.card(head, warnings, markup.table((), rows, ";overflow-wrap:anywhere"))
 
 
 def validation_html(event: ValidationEvent) -> str:

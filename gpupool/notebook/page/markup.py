@@ -141,8 +141,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "")
         "<tr>" + "".join(f"<td {cell}>{_inner(text)}</td>" for text in row) + "</tr>"
         for row in rows
     )
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<table style="{FONT};margin:2px 0">{inner}</table>'
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<table style="{FONT};margin:2px 0">{top}<tbody>{body}</tbody></table>'
 
 
 def _inner(cell: str) -> str:
