@@ -78,6 +78,20 @@ class LineView:
         sys.stdout.flush()
 
 
+class QuietView(LineView):
+    """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__((), Look())
+
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Nothing; the result counts as seen."""
+        mark_shown(report.result)
+
+
 def _write_line(line: str) -> None:
     """Write a line of a rank; its colours only where they can be seen."""
     with cleared(sys.stdout) as stream:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpupool.core.formatting import duration, format_ranks, number, rank_count
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
-from gpupool.notebook.cells.shown import Part
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
@@ -26,6 +25,7 @@ MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
 OPEN_LINES = 12  # so few are open, also where they are not the first
 _DOTS = {"running": ("●", "#0072bd"), "done": ("✓", markup.GREEN)}
 
+Part = Literal["nothing", "texts", "everything"]  # of a result, that a cell has shown
 Section = tuple[dict[int, str], dict[int, Mapping[str, Any]]]  # by rank: a text, then a figure
 
 

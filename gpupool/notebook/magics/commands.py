@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from IPython.display import display
 
-from gpupool.core.errors import OptionsError
-from gpupool.notebook.magics import arguments, debug
+from gpupool.core.errors import OptionsError, PoolError, SpmdError
+from gpupool.core.wire.calls import DebugCommand
+from gpupool.core.wire.replies import DebugReply
+from gpupool.notebook.magics import arguments
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.notebook.pool.bar import status_text
 from gpupool.pool import session
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
@@ -123,6 +131,62 @@ def _doctor(chosen: Namespace) -> object:
     return machine.examine(session.current_pool(), url)
 
 
+def _post_mortem(pool: Pool, chosen: str | None) -> None:
+    """Ask for commands and show what the debugger says, until `q`, an interrupt or end of file.
+
+    The frames stay on the rank. Each command is a call of its own (`engine/cells/debug.py`), so
+    that the rank waits for nobody, and an interrupt meets the command that runs.
+
+    Args:
+        chosen: the rank; None for the one that failed first in the last cell that failed.
+
+    Raises:
+        PoolError: there is nothing to look at, a rank is busy, or nobody can be asked for input.
+    """
+    rank = _choose(pool, chosen)
+    is_open = _say(pool, rank, None)
+    while is_open:
+        try:
+            # The kernel asks the front end for it, so it works where `%debug` does.
+            line = input(f"ipdb[{rank}]> ")
+        except (EOFError, KeyboardInterrupt):
+            line = "q"
+        except RuntimeError:  # this front end cannot be asked for input, and IPython says so
+            _say(pool, rank, "q")
+            raise
+        is_open = _say(pool, rank, line)
+
+
+def _choose(pool: Pool, chosen: str | None) -> int:
+    pool.wait_until_usable()
+    if pool.status().state == "busy":
+        raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
+    if chosen is None:
+        if pool.last_error is None:
+            raise PoolError("nothing has failed on the ranks of this pool: nothing to look at.")
+        return pool.last_error.first.rank
+    ranks = pool.select(chosen)
+    if len(ranks) != 1:
+        raise PoolError(f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.")
+    return ranks[0]
+
+
+def _say(pool: Pool, rank: int, line: str | None) -> bool:
+    """Give the debugger a command and print its answer; returns whether it waits for another."""
+    recorder = OutputRecorder((rank,), pool.secrets)
+    try:
+        reply = Execution(pool, {rank: DebugCommand(line)}, recorder).result()[rank]
+    except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
+        print(f"*** {error.first}")
+        pool.wait_until_usable()
+        reply = DebugReply("", is_open=True)
+    recorder.finish()
+    print(reply.text + recorder.outputs[rank].text, end="", flush=True)
+    for shown in recorder.outputs[rank].displays:
+        display(shown["data"], raw=True)
+    return reply.is_open
+
+
 def _help(chosen: Namespace) -> None:
     parsers = {"": arguments.GPUPOOL, "spmd": arguments.SPMD, **arguments.COMMANDS}
     print(parsers[chosen.topic or ""].format_help(), end="")
@@ -139,6 +203,6 @@ _COMMANDS: Mapping[str, Callable[[Namespace], object]] = {
     "gpus": lambda chosen: session.gpus(),
     "env": _env,
     "doctor": _doctor,
-    "debug": lambda chosen: debug.post_mortem(session.current_pool(), chosen.rank),
+    "debug": lambda chosen: _post_mortem(session.current_pool(), chosen.rank),
     "help": _help,
 }

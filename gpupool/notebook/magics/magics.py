@@ -5,22 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import tokenize
+from collections.abc import Sequence
 from typing import Any
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from gpupool.core.errors import OptionsError
 from gpupool.notebook import formatters
-from gpupool.notebook.cells import views
-from gpupool.notebook.cells.picture import Look
-from gpupool.notebook.cells.shown import Part
+from gpupool.notebook.cells.line_view import LineView, QuietView
+from gpupool.notebook.cells.live import LiveView
+from gpupool.notebook.cells.picture import Look, Part
+from gpupool.notebook.cells.shown import register_formatters
 from gpupool.notebook.magics import arguments, commands, completion
+from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
+from gpupool.spmd.cell import Notebook, SpmdRun, View, in_its_place
 
 
 @magics_class
@@ -92,10 +97,10 @@ class GpupoolMagics(Magics):
         number = self.shell.displayhook.prompt_count
         # One for each cell: a press means the loop under which its button stands.
         stop_wish = threading.Event()
-        shows_value = not (is_value or views.ends_quietly(code))
+        shows_value = not (is_value or ends_quietly(code))
         part: Part = "texts" if is_value else "everything"
         look = Look(show_values=shows_value, name=chosen.name or "_", part=part)
-        view = views.make_view(chosen.view, ranks, look, stop_wish)
+        view = _make_view(chosen.view, ranks, look, stop_wish)
         # a handle's result shows its values itself, where it is asked for
         names, transform = self.shell.user_ns, self.shell.transform_cell
         notebook = None if chosen.isolate else Notebook(names, transform, at_once=chosen.nowait)
@@ -118,6 +123,26 @@ class GpupoolMagics(Magics):
             self.shell.user_ns[name] = value
 
 
+def _make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.Event) -> View:
+    """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
+
+    `stop_wish` is what a press of a loop's Stop button sets.
+    """
+    if name == "quiet":
+        return QuietView()
+    if in_notebook():
+        return LiveView(ranks, look, stop_wish)
+    return LineView(ranks, look, stop_wish)
+
+
+def ends_quietly(cell: str) -> bool:
+    """Whether a cell ends in a semicolon: its value is not to be shown."""
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(cell))
+    except (SyntaxError, tokenize.TokenError):  # a magic's line, or the ranks will say what it is
+        return False
+
+
 def _tell_of_its_error(run: SpmdRun, shell: Any) -> None:
     """Tell of an error of a `--nowait` cell below a later one, unless its result is asked for."""
 
@@ -135,5 +160,5 @@ def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
     formatters.register(shell)
-    views.register_formatters(shell)
+    register_formatters(shell)
     completion.register(shell)

@@ -83,15 +83,14 @@ class TextProgress:
     def __init__(
         self,
         stream: TextIO,
-        clock: Callable[[], float] = time.monotonic,
         *,
         draws: bool = True,
         hint: str = HINT,
     ) -> None:
-        self._stream, self._clock, self._hint = stream, clock, hint
+        self._stream, self._hint = stream, hint
         self._drawn = DrawnLine(stream) if draws and has_cursor(stream) else None
         self._write_notice = NoticeLines(stream=stream)
-        self._shown_at = clock()
+        self._shown_at = time.monotonic()
         self._news = (0, 0)
         self._over = False
 
@@ -102,7 +101,7 @@ class TextProgress:
         self._over = history.is_over
         for line in words.notice(history).splitlines():
             self._write_notice(line)
-        now, start = self._clock(), history.start
+        now, start = time.monotonic(), history.start
         if self._drawn and not self._over:
             if now - self._shown_at >= REDRAW_EVERY_S:
                 self._shown_at = now

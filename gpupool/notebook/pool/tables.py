@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import NONE, rank_count, text_table
@@ -94,12 +93,7 @@ class StartProgress:
         else:
             self._place.show({"text/plain": text})
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         self._line.close()
         if error is not None and self._place is not None and self._place.is_shown:
             self._place.show({"text/plain": self._failed})
