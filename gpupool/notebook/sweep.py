@@ -158,8 +158,8 @@ def _table(trials: Sequence[Trial], progress: SweepProgress) -> str:
 
 def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     """What a trial has reported, as a line: all have one axis of steps, each its own of values."""
-    steps, values = zip(*trial.course, strict=True) if trial.course else ((), ())
-    points, _ = thinned(steps, values, max_points=60)
+    course = [(step, value) for step, value in trial.course if math.isfinite(value)]
+    points, _ = thinned([step for step, _ in course], [value for _, value in course], 60)
     if not points:
         return NONE
     low, high = (pick(value for _, value in points) for pick in (min, max))
@@ -167,7 +167,7 @@ def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     x = svg.scale(svg.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
     y = svg.scale(svg.Axis(low, high), _HEIGHT - _EDGE, _EDGE)
     line = svg.polyline(points, x, y, 'stroke="currentColor"') + svg.markers(points[-1:], x, y)
-    label = f"{len(steps)} reports, the last {measured(metric, points[-1][1])}"
+    label = f"{len(course)} reports, the last {measured(metric, points[-1][1])}"
     return f'<div style="width:{_WIDTH}px">{svg.picture(line, _WIDTH, _HEIGHT, label)}</div>'
 
 
