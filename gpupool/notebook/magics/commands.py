@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from gpupool.core.errors import OptionsError, PoolError, SpmdError
@@ -151,9 +152,12 @@ def _post_mortem(pool: Pool, chosen: str | None) -> None:
             line = input(f"ipdb[{rank}]> ")
         except (EOFError, KeyboardInterrupt):
             line = "q"
-        except RuntimeError:  # this front end cannot be asked for input, and IPython says so
+        except StdinNotImplementedError:
             _say(pool, rank, "q")
-            raise
+            raise PoolError(
+                "%gpupool debug asks for commands, and this front end cannot ask for input. The "
+                "traceback of each rank is in the error: error.errors[rank].traceback."
+            ) from None
         is_open = _say(pool, rank, line)
 
 
