@@ -153,19 +153,31 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
         # an unset option is left out, so that the option class's default counts
         argument_default=argparse.SUPPRESS,
     )
-    _add_places(start.add_argument_group("where the ranks run").add_argument)
-    _add_limits(start.add_argument_group("what they have, and how long").add_argument)
+    _add_start(start)
     add = command("stop", "End every process of the pool.").add_argument
     down = "also end machines that were rented for it, and would wait for another pool"
     add("--down", action="store_true", help=down)
     about = "Replace ranks by new ones, all of them unless named."
     add = command("restart", about, "The other ranks keep their variables.").add_argument
     add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
-    _add_sync(command)
+    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
+    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
+    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
+    names = "variables; name together what belongs together"
+    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
+    ranks = f"copy to these ranks only: {_RANKS}"
+    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
     command("interrupt", "Interrupt the busy ranks; a training stops and keeps its network.")
     command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
     command("gpus", "List the GPUs of this machine and who uses them.")
-    _add_env(command)
+    about = "Copy environment variables and AWS logins to the ranks."
+    more = "Values are never shown. Without arguments: list the variables that the ranks have."
+    add = command("env", about, more).add_argument
+    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
+    add("names", nargs="*", metavar="NAME", help=names)
+    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
+    add("--aws", action="store_true", help=aws)
+    add("--unset", action="store_true", help="remove the variables from the ranks")
     about = "Say why the last training is slow, and what to do; before any, look at the machine."
     more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
     add = command("doctor", about, more).add_argument
@@ -180,8 +192,9 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     return parser, commands.choices
 
 
-def _add_places(add: Callable[..., object]) -> None:
-    """Where and on what the ranks of start run."""
+def _add_start(start: MagicParser) -> None:
+    """Where the ranks of start run, what they have, and how long."""
+    add = start.add_argument_group("where the ranks run").add_argument
     profile = (
         "local, this machine; ssh, slurm, mpi, kubernetes, sky; a table of gpupool.toml. "
         "What is behind -- goes to the scheduler: start slurm -n 16 -- -p gpu"
@@ -197,10 +210,7 @@ def _add_places(add: Callable[..., object]) -> None:
     add("--force", action="store_true", help=force)
     add("--cpu", dest="device", action="store_const", const="cpu", help="use no GPU")
     add("--backend", help=backend, **_one_of(words_of(PoolOptions, "backend")))
-
-
-def _add_limits(add: Callable[..., object]) -> None:
-    """What the ranks of start get from the notebook, and how long it waits for them."""
+    add = start.add_argument_group("what they have, and how long").add_argument
     env = "environment variables for the ranks, as `%%gpupool env` copies them"
     idle = "shut down after this time without use: 90s, 30m (the default), 2h, never"
     timeout = "give up starting after this many seconds: 60"
@@ -214,27 +224,6 @@ def _add_limits(add: Callable[..., object]) -> None:
     add("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS", help=timeout)
     add("--on-hang", help=on_hang, **_one_of(words_of(PoolOptions, "on_hang")))
     add("--hang-after", dest="hang_after_s", type=_duration, metavar="TIME", help=hang)
-
-
-def _add_sync(command: Callable[..., MagicParser]) -> None:
-    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
-    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
-    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
-    names = "variables; name together what belongs together"
-    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
-    ranks = f"copy to these ranks only: {_RANKS}"
-    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
-
-
-def _add_env(command: Callable[..., MagicParser]) -> None:
-    about = "Copy environment variables and AWS logins to the ranks."
-    more = "Values are never shown. Without arguments: list the variables that the ranks have."
-    add = command("env", about, more).add_argument
-    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
-    add("names", nargs="*", metavar="NAME", help=names)
-    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
-    add("--aws", action="store_true", help=aws)
-    add("--unset", action="store_true", help="remove the variables from the ranks")
 
 
 def _spmd_parser() -> MagicParser:

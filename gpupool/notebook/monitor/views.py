@@ -12,7 +12,7 @@ from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.board import training_text
 from gpupool.notebook.monitor.picture import history_html
 from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import has_prompt, has_reader, in_notebook
+from gpupool.notebook.page.front_end import has_reader, in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
 
@@ -41,7 +41,7 @@ def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) ->
     stream = sys.stdout if in_notebook() else sys.stderr
     # (None: it was closed before Python started)
     if stream is not None and not (is_drawn and has_reader()):
-        draws = not is_drawn and (waits or not has_prompt())
+        draws = waits and not is_drawn  # at a prompt no line may be drawn
         views.append(TextProgress(stream, draws=draws, hint=HINT if waits else ""))
     if is_drawn:
         views.append(_live(run))

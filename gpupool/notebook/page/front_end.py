@@ -16,11 +16,6 @@ def in_notebook() -> bool:
     return getattr(_shell(), "kernel", None) is not None
 
 
-def has_prompt() -> bool:
-    """Whether the user types at a prompt while no cell runs, where no line may be drawn."""
-    return _shell() is not None or hasattr(sys, "ps1")
-
-
 def has_reader() -> bool:
     """Whether somebody may look at displays while the cell runs.
 
