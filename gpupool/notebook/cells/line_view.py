@@ -65,12 +65,11 @@ class LineView:
 
     def _write(self, *, is_over: bool) -> None:
         with self._lock:
-            late = ", late" if self._is_over else ""
             self._is_over, self._now = is_over, time.monotonic()
             lines = self._lines.due(self._now, at_end=is_over)
             bars = self._lines.bars() if has_cursor(sys.stdout) and not is_over else []
         for ranks, line in lines:
-            _write_line(f"[{format_ranks(ranks)}{late}] {line}")
+            _write_line(f"[{format_ranks(ranks)}] {line}")
         if bars:  # the first unfinished line, most likely a bar, as it is now
             self._bar.draw(bars[0])
         else:

@@ -156,16 +156,17 @@ class LiveView:
     def _show_others(self, report: CellReport) -> None:
         """Show what cannot stand in our HTML, each in a place of its own, below its ranks."""
         others = {
-            rank: [bundle for bundle in output.displays if self._is_other(bundle)]
+            rank: [
+                bundle
+                for bundle in output.displays
+                if is_rich(bundle) and not is_embeddable(bundle)
+                if self._look.show_values or bundle["kind"] == OutputKind.DISPLAY
+            ]
             for rank, output in report.outputs.items()
         }
         for ranks, bundle in fold_displays(others):
             Place(self._place).show({"text/plain": f"[{format_ranks(ranks)}]"})
             Place(self._place).show(bundle["data"], dict(bundle.get("metadata") or {}))
-
-    def _is_other(self, bundle: Bundle) -> bool:
-        is_wanted = bundle["kind"] == OutputKind.DISPLAY or self._look.show_values
-        return is_wanted and is_rich(bundle) and not is_embeddable(bundle)
 
     def _draw_late(self) -> None:
         """Draw what came after the end: soon, and not too often."""

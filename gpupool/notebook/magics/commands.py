@@ -80,8 +80,7 @@ def _stop(chosen: Namespace) -> None:
 
 def _restart(chosen: Namespace) -> None:
     pool = session.current_pool()
-    failed = "The restart was not completed."
-    with tables.StartProgress("Starting ranks again", failed) as progress:
+    with tables.StartProgress("Starting ranks again") as progress:
         pool.restart(chosen.ranks, progress=progress)
         progress.finish(status_text(pool.status()), pool)
 

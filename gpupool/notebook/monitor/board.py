@@ -20,7 +20,6 @@ from gpupool.training.doctor import Shares
 from gpupool.training.history import TrainingHistory
 
 _STATUS = {"failed": "ended by an error"}
-_HINT = "To stop after the next report, press the stop button of the notebook."
 
 
 class LoopHistory:
@@ -182,7 +181,7 @@ def _board_of_loop(history: LoopHistory, status: str) -> Board:
         text=history.line(),
         lost=f"{event.title}: the kernel stopped at step {step}, and the loop with it",
         stop="Stop" if history.can_stop else "",
-        hint=_HINT if history.can_stop else "",
+        hint=words.HINT if history.can_stop else "",
         plots={"view": {**view, "clock": {"started_at": history.started_at}}, "lines": lines},
     )
 

@@ -112,7 +112,10 @@ def training_plots(history: TrainingHistory) -> tuple[View, Lines]:
             points["mean"] = curves["raw"][1]
         lines[plot] = points
         if is_part:
-            lines[plot] = {line: _percents(some) for line, some in points.items()}
+            lines[plot] = {
+                line: [(step, round(100 * value, 3), *rest) for step, value, *rest in some]
+                for line, some in points.items()
+            }
         title = short_name(name, _MAX_TITLE) + " (%)" * is_part
         looks.append(training_plot(plot, title, "%" * is_part, has_steps="raw" in curves))
         ringed = _best(plot, name, points["validation"], history)
@@ -133,10 +136,6 @@ def training_plots(history: TrainingHistory) -> tuple[View, Lines]:
     per_epoch = start.steps_per_epoch if start else 0
     axes = {"steps": {"low": 0, "high": end, "per_epoch": per_epoch}, "best": best}
     return {"plots": looks, "legend": entries, "axes": axes, "latest": latest}, lines
-
-
-def _percents(points: list[Any]) -> list[Any]:
-    return [(step, round(100 * value, 3), *rest) for step, value, *rest in points]
 
 
 def _best(plot: str, name: str, validations: list[Point], history: TrainingHistory) -> Point | None:

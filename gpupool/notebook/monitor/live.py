@@ -88,7 +88,7 @@ class LiveMonitor:
         )
         if now - self._output_at >= (OUTPUT_EVERY_S if self._live.is_seen else UNSEEN_EVERY_S):
             self._output_at = now
-            html = picture.live_html(board, image, self._part)
+            html = picture.live_html(board, image, self._live.part)
             self._place.show({"text/html": html, "text/plain": board.text})
 
     def _leave(self, still: dict[str, str]) -> None:
@@ -97,9 +97,6 @@ class LiveMonitor:
             self._place.show(still)
             # Also for a page that was loaded again meanwhile, which does not know the display.
             self._live.tell(still=still)
-
-    def _part(self, name: str, inner: str, looks: str) -> str:
-        return self._live.part(name, inner, looks, is_live=name == "buttons")
 
     def _press(self, _press: str, _meant: Meant) -> None:
         # Without the lock, which a drawing thread may hold: the wish must not wait for a picture.

@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.board import training_text
-from gpupool.notebook.monitor.picture import history_html
-from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_reader, in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
@@ -42,7 +39,7 @@ def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) ->
     # (None: it was closed before Python started)
     if stream is not None and not (is_drawn and has_reader()):
         draws = waits and not is_drawn  # at a prompt no line may be drawn
-        views.append(TextProgress(stream, draws=draws, hint=HINT if waits else ""))
+        views.append(TextProgress(stream, draws=draws))
     if is_drawn:
         views.append(_live(run))
     for view in views:
@@ -52,14 +49,9 @@ def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) ->
 
 def show_again(run: TrainingRun) -> None:
     """Show `run` in the running cell too: live while it trains, else the picture of its end."""
-    history = run.history
-    if history.is_over:
-        html, text = history_html(history), training_text(history)
-        Place().show({"text/html": html, "text/plain": text})
-        return
     view = _live(run)
     run.add_listener(view)
-    view(history)  # it may have ended before it could call the listener
+    view(run.history)  # it may have ended before it could call the listener
 
 
 def _live(run: TrainingRun) -> Listener:
@@ -77,17 +69,10 @@ class TextProgress:
 
     Args:
         draws: False has it write lines on a terminal, too.
-        hint: what the drawn line says at its end, as far as there is room.
     """
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        draws: bool = True,
-        hint: str = HINT,
-    ) -> None:
-        self._stream, self._hint = stream, hint
+    def __init__(self, stream: TextIO, *, draws: bool = True) -> None:
+        self._stream = stream
         self._drawn = DrawnLine(stream) if draws and has_cursor(stream) else None
         self._write_notice = NoticeLines(stream=stream)
         self._shown_at = time.monotonic()
@@ -105,7 +90,7 @@ class TextProgress:
         if self._drawn and not self._over:
             if now - self._shown_at >= REDRAW_EVERY_S:
                 self._shown_at = now
-                self._drawn.draw(f"{history.line()}   {self._hint if history.steps else ''}")
+                self._drawn.draw(f"{history.line()}   {HINT if history.steps else ''}")
             return
         if self._drawn:
             self._drawn.close()

@@ -50,13 +50,9 @@ class StartProgress:
 
     Args:
         what: what lasts.
-        failed: what is said of it if it ends with an error.
     """
 
-    def __init__(
-        self, what: str = "Starting the pool", failed: str = "The pool was not started."
-    ) -> None:
-        self._failed = failed
+    def __init__(self, what: str = "Starting the pool") -> None:
         self._place = Place() if in_notebook() else None
         self._line = Progress(what)
         if self._place is not None:
@@ -96,7 +92,7 @@ class StartProgress:
     def __exit__(self, kind: object, error: object, frames: object) -> None:
         self._line.close()
         if error is not None and self._place is not None and self._place.is_shown:
-            self._place.show({"text/plain": self._failed})
+            self._place.show({"text/plain": "It was not completed."})
 
 
 def start_unasked() -> Pool:

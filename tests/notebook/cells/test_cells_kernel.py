@@ -74,7 +74,7 @@ with StartProgress() as progress:
     progress("a stage")
     raise ValueError"""
     line, _ = kernel.run(source).outputs
-    assert line["data"] == {"text/plain": "The pool was not started."}
+    assert line["data"] == {"text/plain": "It was not completed."}
 
 
 # ---- values and output -----------------------------------------------------------------------

@@ -18,8 +18,7 @@ from gpupool.core.progress import Course
 from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook import objects
 from gpupool.notebook.cells import live
-from gpupool.notebook.cells.errors import errors_html
-from gpupool.notebook.cells.picture import result_html
+from gpupool.notebook.cells.picture import errors_html, result_html
 from gpupool.notebook.monitor import board, picture, result_view
 from gpupool.notebook.monitor.board import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
