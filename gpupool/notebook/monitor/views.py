@@ -20,7 +20,6 @@ Listener = Callable[[TrainingHistory], None]
 
 REDRAW_EVERY_S = 0.1
 LINE_EVERY_S = 10.0
-HINT = "(Ctrl-C: stop and keep)"
 
 
 def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) -> None:
@@ -90,7 +89,7 @@ class TextProgress:
         if self._drawn and not self._over:
             if now - self._shown_at >= REDRAW_EVERY_S:
                 self._shown_at = now
-                self._drawn.draw(f"{history.line()}   {HINT if history.steps else ''}")
+                self._drawn.draw(f"{history.line()}   (Ctrl-C: stop and keep)")
             return
         if self._drawn:
             self._drawn.close()
