@@ -37,8 +37,7 @@ from .engine.own_loop.sharding import shard_batches as shard_batches
 from .engine.own_loop.sharding import weighted_loss as weighted_loss
 from .engine.training.callbacks import CallbackInfo as CallbackInfo
 from .engine.training.checkpoints import Checkpoints as Checkpoints
-from .notebook.extension import load_ipython_extension as load_ipython_extension
-from .notebook.extension import unload_ipython_extension as unload_ipython_extension
+from .notebook import load_ipython_extension as load_ipython_extension
 from .notebook.sweep import sweep as sweep
 from .notebook.train import train as train
 from .pool.pool import Pool as Pool

@@ -36,11 +36,14 @@ MORE = """
 for event in [next(events) for _ in range(100)]:
     history.add(event)
 monitor(history)"""
+# of another history: the monitor draws what becomes of its own
 STILL = """
+import copy
 from gpupool.notebook.monitor.picture import history_html
+whole = copy.deepcopy(history)
 for event in events:
-    history.add(event)
-display({"text/html": history_html(history)}, raw=True)"""
+    whole.add(event)
+display({"text/html": history_html(whole)}, raw=True)"""
 
 
 def stopped_history(metric: str) -> TrainingHistory:

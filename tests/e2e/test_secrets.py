@@ -178,7 +178,7 @@ def test_no_secret_stays_anywhere(tmp_path: Path) -> None:
             assert trained.errors == []
             assert "training with [hidden] [hidden]" in trained.text
             assert run("gpupool.train(torch.nn.Linear(4, 2), data, failing_loss, options)").errors
-            run("%gpupool\n%gpupool env\n%gpupool log 0\n%gpupool log 1")
+            run("%gpupool\n%gpupool env\nprint(*map(gpupool.current_pool().log, (0, 1)))")
             run(
                 "shown, [shown.text(rank) + shown.value_text(rank) for rank in (0, 1)], In, _ih, _i"
             )

@@ -15,8 +15,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool, SpmdError
-from gpupool.notebook.cells.errors import errors_html
-from gpupool.notebook.cells.picture import result_html, result_text
+from gpupool.notebook.cells.picture import errors_html, result_html, result_text
 from gpupool.pool import session
 from tests.support.processes import until
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gpupool.notebook.sweep_view import sweep_html
+from gpupool.notebook.sweep import sweep_html
 from gpupool.training.sweep.result import SweepProgress, Trial
 from tests.notebook.page.test_hostile_markup import HOSTILE, assert_harmless
 

@@ -12,13 +12,11 @@ from tests.notebook.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 REMEMBER = "import os\nos.first_environ, os.first_folder = dict(os.environ), os.getcwd()"
-# as %unload_ext does it, but that the starter stays, with torch imported
+# the magics stay, and the starter, with torch imported
 UNLOAD = """
 import os, sys
 if "ipywidgets" in sys.modules:
     sys.modules["ipywidgets"].Widget.close_all()
-from gpupool.notebook.magics import magics
-magics.unregister(get_ipython())
 get_ipython().extension_manager.loaded.discard("gpupool")
 os.environ.clear()
 os.environ.update(os.first_environ)

@@ -8,7 +8,7 @@ import pytest
 
 from gpupool import Pool, TrainingError
 from gpupool.core.wire.pickles import namespace
-from gpupool.notebook.cells.views import QuietView
+from gpupool.notebook.cells.line_view import QuietView
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on

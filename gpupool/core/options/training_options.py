@@ -185,8 +185,8 @@ class TrainingOptions(Options):
     checkpoint."""
 
     # ---- what is shown
-    progress: Literal["auto", "plot", "table", "none"] = option("auto")
-    """Shown in the notebook: "plot", "table", "none"; "auto": a plot where there can be one."""
+    progress: Literal["auto", "table", "none"] = option("auto")
+    """What is shown: "table", "none"; "auto": plots in a notebook, a table elsewhere."""
     callbacks: Sequence[Callable[[Any], Any]] = option((), checks.functions)
     """Called on every rank with a `CallbackInfo` at "start", "step", "epoch", "validation",
     "checkpoint" and "end"; True from one ends training on all ranks."""

@@ -65,13 +65,26 @@ class LineView:
 
     def _write(self, *, is_over: bool) -> None:
         with self._lock:
-            late = ", late" if self._is_over else ""
             self._is_over, self._now = is_over, time.monotonic()
             lines = self._lines.due(self._now, at_end=is_over)
             bars = self._lines.bars() if has_cursor(sys.stdout) and not is_over else []
         seen = str if shows_colours(sys.stdout) else ansi.plain
         if lines:
-            labelled = (f"[{format_ranks(ranks)}{late}] {seen(line)}" for ranks, line in lines)
+            labelled = (f"[{format_ranks(ranks)}] {seen(line)}" for ranks, line in lines)
             write_line("\n".join(labelled), sys.stdout)
         # the first unfinished line, most likely a bar, as it is now
         self._bar.draw(bars[0] if bars else "")
+
+
+class QuietView(LineView):
+    """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__((), Look())
+
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Nothing; the result counts as seen."""
+        mark_shown(report.result)

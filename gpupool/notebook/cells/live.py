@@ -5,19 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.figures import Bundle, bundle_html, is_embeddable, is_rich
-from gpupool.notebook.cells.heading import heading, shown_time, states_html
 from gpupool.notebook.cells.lines import Lines
-from gpupool.notebook.cells.notices import notice_html
-from gpupool.notebook.cells.picture import Look, report_html, report_text
+from gpupool.notebook.cells.picture import (
+    Look,
+    heading,
+    report_html,
+    report_text,
+    shown_time,
+    states_html,
+)
 from gpupool.notebook.cells.shown import mark_error_shown, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.cell_output import Place
+from gpupool.notebook.pool.pool_bar import interrupt_button
+from gpupool.pool.notices import Notice
 from gpupool.spmd.cell import CellReport, States
 from gpupool.spmd.output import fold_displays
 
@@ -148,19 +156,33 @@ class LiveView:
     def _show_others(self, report: CellReport) -> None:
         """Show what cannot stand in our HTML, each in a place of its own, below its ranks."""
         others = {
-            rank: [bundle for bundle in output.displays if self._is_other(bundle)]
+            rank: [
+                bundle
+                for bundle in output.displays
+                if is_rich(bundle) and not is_embeddable(bundle)
+                if self._look.show_values or bundle["kind"] == OutputKind.DISPLAY
+            ]
             for rank, output in report.outputs.items()
         }
         for ranks, bundle in fold_displays(others):
             Place(self._place).show({"text/plain": f"[{format_ranks(ranks)}]"})
             Place(self._place).show(bundle["data"], dict(bundle.get("metadata") or {}))
 
-    def _is_other(self, bundle: Bundle) -> bool:
-        is_wanted = bundle["kind"] == OutputKind.DISPLAY or self._look.show_values
-        return is_wanted and is_rich(bundle) and not is_embeddable(bundle)
-
     def _draw_late(self) -> None:
         """Draw what came after the end: soon, and not too often."""
         with self._lock:
             self._timer = None
             self._show_report(always=True)
+
+
+def notice_html(text: str) -> str:
+    """A notice as an amber bar; one about ranks as a table of them, with an Interrupt button."""
+    if not isinstance(text, Notice) or not text.places:
+        return markup.bar(markup.code(text), markup.AMBER)
+    rows = [
+        (f"{format_ranks(ranks)}{f' ({host})' * bool(host)}", doing or "running", line)
+        for ranks, doing, line, host in text.places
+    ]
+    table = markup.table(("ranks", "where", "line"), rows)
+    parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]
+    return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)

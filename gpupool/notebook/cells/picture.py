@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from html import escape
+from typing import Any, Literal, NamedTuple
 
-from gpupool.core.formatting import format_ranks, number
+from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.formatting import duration, format_ranks, number, rank_count
 from gpupool.core.wire.output import OutputKind
-from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
-from gpupool.notebook.cells.heading import heading, heading_html
-from gpupool.notebook.cells.shown import Part
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import Group, differences, fold, fold_lines, majority
+from gpupool.spmd.output import Group, differences, fold, fold_lines, majority, normal
 
 HEAD_LINES, LAST_LINES = 200, 50  # of a group; the rest is in result.text(rank)
 MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
 OPEN_LINES = 12  # so few are open, also where they are not the first
+_DOTS = {"running": ("●", "#0072bd"), "done": ("✓", markup.GREEN)}
 
+Part = Literal["nothing", "texts", "everything"]  # of a result, that a cell has shown
 Section = tuple[dict[int, str], dict[int, Mapping[str, Any]]]  # by rank: a text, then a figure
 
 
@@ -189,6 +190,68 @@ def _cut(group: Group, name: str) -> str:
     return text
 
 
+# ---- what they raised ------------------------------------------------------------------------
+
+
+def errors_html(error: SpmdError | None) -> list[str]:
+    """The rank that failed first, open; the others folded by equal traceback."""
+    if error is None:
+        return []
+    if error.by_user:  # nothing has failed, so there is nothing to look into
+        words = escape(error.interrupted_text()).replace("; ", "<br>")
+        return [markup.bar(words, markup.AMBER)]
+    groups: dict[tuple[object, str], list[RankError]] = {}
+    first = error.first
+    # A dict keeps this order, so the cause comes first and those who only waited come last.
+    for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
+        # of those that were freed each names the port or peer that it lost
+        text = one.freed_from if one.freed else normal(ansi.plain(one.traceback))
+        groups.setdefault((one.freed or one.ename, text), []).append(one)
+    return [_error_block(errors, error) for errors in groups.values()]
+
+
+def _error_block(errors: list[RankError], error: SpmdError) -> str:
+    first = errors[0]
+    is_cause = first is error.first
+    title = f"<b>[{escape(error.named(e.rank for e in errors))}]</b> "
+    if first.freed:
+        title += escape(first.freed_from)
+    else:
+        colour = markup.ink(markup.RED) if is_cause else "inherit"
+        title += f'<b style="color:{colour}">{escape(first.ename)}</b> '
+        title += markup.muted(_headline(first))
+    notes = []
+    if is_cause and len(error.errors) > len(errors):
+        notes.append("failed first")
+    if len(errors) > 1:
+        notes.append(f"same traceback on {len(errors)} ranks{'' if is_cause else ', folded'}")
+    if notes:
+        title += markup.muted(f" ({', '.join(notes)})")
+    text = "\n\n".join(filter(None, (_without_title(first), first.hint)))
+    if text:
+        title = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
+    return markup.bar(title, markup.AMBER if first.freed else markup.RED)
+
+
+def _without_title(error: RankError) -> str:
+    """The traceback without what the title says: IPython's first lines, and the message at its end.
+
+    Its rule of dashes is as wide as a terminal, and wraps in a narrow page.
+    """
+    lines = (error.traceback.strip("\n") or f"{error.ename}: {error.evalue}").split("\n")
+    if len(lines) > 1 and set(ansi.plain(lines[0])) == {"-"}:
+        del lines[:2]
+    # A message of several lines, or one that the title cuts, is said in full here.
+    if lines and ansi.plain(lines[-1]).strip() == f"{error.ename}: {_headline(error)}".strip(": "):
+        del lines[-1]
+    return "\n".join(lines).strip("\n")
+
+
+def _headline(error: RankError) -> str:
+    line = ansi.plain(error.evalue).strip().partition("\n")[0]
+    return line if len(line) <= 160 else line[:159] + "…"
+
+
 # ---- what a report has -----------------------------------------------------------------------
 
 
@@ -229,3 +292,68 @@ def _label(report: CellReport) -> str:
 
 def _report_of(result: SpmdResult) -> CellReport:
     return CellReport(result.outputs, result.elapsed_s, result, cell_number=result.cell_number)
+
+
+# ---- how the cell went -----------------------------------------------------------------------
+
+
+def heading(report: CellReport) -> str:
+    """How a cell went, in one line.
+
+    "8 ranks · ✓ 8 ok · 2.1 s (slowest rank 5: 2.1 s, fastest 1.9 s)"
+    """
+    counts = [text for text, _ in _counts(report)]
+    return " · ".join([rank_count(len(report.outputs)), *counts, _times(report)])
+
+
+def heading_html(report: CellReport) -> str:
+    """The same with the counts as badges."""
+    badges = "".join(markup.badge(text, colour) for text, colour in _counts(report))
+    return f"<b>{rank_count(len(report.outputs))}</b>{badges}{markup.muted(_times(report))}"
+
+
+def states_html(states: Mapping[int, str]) -> str:
+    """A dot for each rank of a cell that runs, and who does what as soon as they differ."""
+    dots, ranks = "", dict[str, list[int]]()
+    for rank, state in sorted(states.items()):
+        sign, colour = _DOTS.get(state, ("◐", markup.AMBER))
+        ranks.setdefault(state, []).append(rank)
+        style = f"color:{markup.ink(colour)}"
+        dots += f'<span title="rank {rank}: {escape(state)}" style="{style}">{sign}</span>'
+    if not dots:
+        return ""
+    words = escape("; ".join(f"[{format_ranks(same)}] {state}" for state, same in ranks.items()))
+    said = "" if list(ranks) == ["running"] else f"{words} · "
+    return f'<span role="img" aria-label="{words}" style="letter-spacing:2px">{dots}</span> {said}'
+
+
+def shown_time(seconds: float) -> str:
+    """A time as it is read: 12 ms, 2.1 s, 3 min 5 s."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.95 else duration(seconds)
+
+
+def _counts(report: CellReport) -> list[tuple[str, str]]:
+    """How many ranks ended in which way, each with its colour."""
+    errors = report.error.errors.values() if report.error is not None else ()
+    by_user = report.error is not None and report.error.by_user
+    # A rank that waited counts once, as waiting, also where an interrupt has freed it.
+    freed = sum(one.freed and not by_user for one in errors)
+    stopped = sum(by_user or (one.ename == "KeyboardInterrupt" and not one.freed) for one in errors)
+    counts = [
+        (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
+        (len(errors) - freed - stopped, "✗ {} failed", markup.RED),
+        (stopped, "{} interrupted", markup.AMBER),
+        (freed, "{} was waiting" if freed == 1 else "{} were waiting", markup.AMBER),
+    ]
+    return [(text.format(n), colour) for n, text, colour in counts if n]
+
+
+def _times(report: CellReport) -> str:
+    """How long it took, and the extremes of the ranks if they are not much the same."""
+    took, result = shown_time(report.elapsed_s), report.result
+    by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks} if result else {}
+    slow, fast = max(by_rank.values(), default=0.0), min(by_rank.values(), default=0.0)
+    if slow - fast < 0.1:  # it is chance which rank is the slowest
+        return took
+    rank = max(by_rank, key=by_rank.__getitem__)
+    return f"{took} (slowest rank {rank}: {shown_time(slow)}, fastest {shown_time(fast)})"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import SpmdError
+from gpupool.notebook.cells.picture import Part, result_html, result_text
 from gpupool.pool.result import SpmdResult
-
-Part = Literal["nothing", "texts", "everything"]
 
 
 def mark_shown(result: SpmdResult | None, part: Part = "everything") -> None:
@@ -35,6 +34,27 @@ def mark_error_shown(error: SpmdError) -> None:
 
     error.is_shown = True
     shell.events.register("post_run_cell", forget)
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show a result by what its ranks said, unless its cell has just done so."""
+
+    def show_once(result: SpmdResult) -> None:
+        if part_shown(result) != "everything" or getattr(shell, "kernel", None) is None:
+            raise NotImplementedError  # to IPython: it is to be shown like other objects
+
+    def text(result: SpmdResult, p: Any, cycle: bool) -> None:
+        is_inside = len(p.stack) > 1  # of a list, say
+        texts = part_shown(result) == "nothing"
+        p.text(repr(result) if is_inside else result_text(result, texts=texts))
+
+    def html(result: SpmdResult) -> str:
+        return result_html(result, texts=part_shown(result) == "nothing")
+
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(SpmdResult, text)
+    formatters["text/html"].for_type(SpmdResult, html)
+    shell.display_formatter.ipython_display_formatter.for_type(SpmdResult, show_once)
 
 
 def _this_cell() -> int:

@@ -10,19 +10,84 @@ import contextlib
 import keyword
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import parse_duration_s, suggest
 from gpupool.core.options.fields import words_of
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.notebook.magics.parser import MagicParser
+from gpupool.core.terminal import plain
 from gpupool.spmd.cell import VIEWS
 
 _RANKS = "all (the default), 0, 0,2, 0:4, ::2 or -1"
 _HELP = {"-h", "--help"}
 _TYPED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)\s?=\s*\S")
+
+# argparse repeats the value of an option that takes none.
+_REPEATED = re.compile("ignored explicit argument .*", re.DOTALL)
+
+
+def _formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=96)
+
+
+class MagicParser(argparse.ArgumentParser):
+    """An argument parser whose errors are `OptionsError`s that say what is allowed.
+
+    They repeat no value: it may be a secret, and a notebook keeps its errors. So do the types of
+    arguments.
+    """
+
+    def __init__(self, prog: str, **how: Any) -> None:
+        how = {"allow_abbrev": False, "add_help": False, "formatter_class": _formatter, **how}
+        super().__init__(prog, **how)
+        self.color = False  # which Python has from 3.14 on
+        # argparse takes -1 for a value and -1,0 for an option; in ranks both are values
+        self._negative_number_matcher = re.compile(r"-\d")
+
+    def split(self, line: str) -> list[str]:
+        """The words of a line, as a shell splits it.
+
+        Raises:
+            OptionsError: a quotation has no end.
+        """
+        try:
+            return shlex.split(line)
+        except ValueError as error:
+            raise OptionsError(f"{self.prog}: {error}.") from None
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """The arguments on a magic's line.
+
+        Raises:
+            OptionsError: what is wrong, what is nearest to it, and how it is written.
+        """
+        return self.parse_args(self.split(line))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse has it, but no word may be left; each command answers for its own."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        known = self.option_names()
+        if options and known:
+            sentence = f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
+            raise OptionsError(plain(sentence))
+        if unknown:
+            self.error(f"{unknown[0].partition('=')[0]!r} is too much")
+        return parsed, []
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an error with this message, and how the line is written."""
+        sentence = _REPEATED.sub("it takes no value", message)
+        end = "" if sentence.endswith(("?", ".")) else "."
+        usage = " ".join(self.format_usage().removeprefix("usage:").split())
+        raise OptionsError(plain(f"{self.prog}: {sentence}{end} Usage: {usage}")) from None
+
+    def option_names(self) -> list[str]:
+        """All options in all spellings."""
+        return [name for action in self._actions for name in action.option_strings]
 
 
 def parse(line: str) -> argparse.Namespace:
@@ -88,23 +153,34 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
         # an unset option is left out, so that the option class's default counts
         argument_default=argparse.SUPPRESS,
     )
-    _add_places(start.add_argument_group("where the ranks run").add_argument)
-    _add_limits(start.add_argument_group("what they have, and how long").add_argument)
+    _add_start(start)
     add = command("stop", "End every process of the pool.").add_argument
     down = "also end machines that were rented for it, and would wait for another pool"
     add("--down", action="store_true", help=down)
     about = "Replace ranks by new ones, all of them unless named."
     add = command("restart", about, "The other ranks keep their variables.").add_argument
     add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
-    _add_sync(command)
+    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
+    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
+    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
+    names = "variables; name together what belongs together"
+    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
+    ranks = f"copy to these ranks only: {_RANKS}"
+    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
     command("interrupt", "Interrupt the busy ranks; a training stops and keeps its network.")
     command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
     command("gpus", "List the GPUs of this machine and who uses them.")
-    _add_env(command)
+    about = "Copy environment variables and AWS logins to the ranks."
+    more = "Values are never shown. Without arguments: list the variables that the ranks have."
+    add = command("env", about, more).add_argument
+    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
+    add("names", nargs="*", metavar="NAME", help=names)
+    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
+    add("--aws", action="store_true", help=aws)
+    add("--unset", action="store_true", help="remove the variables from the ranks")
     about = "Show the end of a rank's log."
     add = command("log", about, "It has what a rank printed outside of cells.").add_argument
     add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
-    add("-n", dest="num_lines", type=_count, default=50, metavar="LINES", help="50 unless given")
     about = "Say why the last training is slow, and what to do; before any, look at the machine."
     more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
     add = command("doctor", about, more).add_argument
@@ -119,8 +195,9 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     return parser, commands.choices
 
 
-def _add_places(add: Callable[..., object]) -> None:
-    """Where and on what the ranks of start run."""
+def _add_start(start: MagicParser) -> None:
+    """Where the ranks of start run, what they have, and how long."""
+    add = start.add_argument_group("where the ranks run").add_argument
     profile = (
         "local, this machine; ssh, slurm, mpi, kubernetes, sky; a table of gpupool.toml. "
         "What is behind -- goes to the scheduler: start slurm -n 16 -- -p gpu"
@@ -136,10 +213,7 @@ def _add_places(add: Callable[..., object]) -> None:
     add("--force", action="store_true", help=force)
     add("--cpu", dest="device", action="store_const", const="cpu", help="use no GPU")
     add("--backend", help=backend, **_one_of(words_of(PoolOptions, "backend")))
-
-
-def _add_limits(add: Callable[..., object]) -> None:
-    """What the ranks of start get from the notebook, and how long it waits for them."""
+    add = start.add_argument_group("what they have, and how long").add_argument
     env = "environment variables for the ranks, as `%%gpupool env` copies them"
     idle = "shut down after this time without use: 90s, 30m (the default), 2h, never"
     timeout = "give up starting after this many seconds: 60"
@@ -153,27 +227,6 @@ def _add_limits(add: Callable[..., object]) -> None:
     add("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS", help=timeout)
     add("--on-hang", help=on_hang, **_one_of(words_of(PoolOptions, "on_hang")))
     add("--hang-after", dest="hang_after_s", type=_duration, metavar="TIME", help=hang)
-
-
-def _add_sync(command: Callable[..., MagicParser]) -> None:
-    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
-    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
-    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
-    names = "variables; name together what belongs together"
-    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
-    ranks = f"copy to these ranks only: {_RANKS}"
-    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
-
-
-def _add_env(command: Callable[..., MagicParser]) -> None:
-    about = "Copy environment variables and AWS logins to the ranks."
-    more = "Values are never shown. Without arguments: list the variables that the ranks have."
-    add = command("env", about, more).add_argument
-    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
-    add("names", nargs="*", metavar="NAME", help=names)
-    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
-    add("--aws", action="store_true", help=aws)
-    add("--unset", action="store_true", help="remove the variables from the ranks")
 
 
 def _spmd_parser() -> MagicParser:
@@ -237,7 +290,6 @@ def _number(kind: Callable[[str], float], what: str, above: float) -> Callable[[
 
 
 _whole = _number(int, "a whole number", -math.inf)
-_count = _number(int, "a whole number above 0", 0)
 _seconds = _number(float, "a number of seconds above 0", 0)
 
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
-from gpupool.core.errors import OptionsError
-from gpupool.notebook.magics import arguments, debug
+from gpupool.core.errors import OptionsError, PoolError, SpmdError
+from gpupool.core.wire.calls import DebugCommand
+from gpupool.core.wire.replies import DebugReply
+from gpupool.notebook.magics import arguments
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import host_table, pool_bar, tables
+from gpupool.notebook.pool import pool_bar, tables
+from gpupool.notebook.pool.bar import status_text
 from gpupool.pool import session
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
@@ -57,7 +67,8 @@ def _status(chosen: Namespace) -> None:
 def _start(chosen: Namespace) -> None:
     options = {name: value for name, value in vars(chosen).items() if name != "command"}
     with tables.StartProgress() as progress:
-        progress.finish(session.start(**options, progress=progress))
+        pool = session.start(**options, progress=progress)
+        progress.finish(status_text(pool.status()), pool)
 
 
 def _stop(chosen: Namespace) -> None:
@@ -71,7 +82,7 @@ def _restart(chosen: Namespace) -> None:
     pool = session.current_pool()
     with tables.StartProgress("Starting ranks again") as progress:
         pool.restart(chosen.ranks, progress=progress)
-        progress.finish(pool)
+        progress.finish(status_text(pool.status()), pool)
 
 
 def _sync(chosen: Namespace) -> None:
@@ -91,7 +102,7 @@ def _interrupt(chosen: Namespace) -> None:
 
 def _hosts(chosen: Namespace) -> None:
     if hosts := session.current_pool().hosts():
-        display(host_table.hosts_shown(hosts), raw=True)
+        display(tables.hosts_shown(hosts), raw=True)
     else:
         print("All ranks of the pool are on this machine.")
 
@@ -111,11 +122,6 @@ def _env(chosen: Namespace) -> None:
     print(tables.env_text(variables, pool.world_size, chosen.unset, credentials))
 
 
-def _log(chosen: Namespace) -> None:
-    text = session.current_pool().log(chosen.rank, chosen.num_lines)
-    print(text or f"The log of rank {chosen.rank} is empty: nothing was printed outside of cells.")
-
-
 def _doctor(chosen: Namespace) -> object:
     from gpupool.training import doctor, machine  # `%load_ext gpupool` does not wait for it
 
@@ -123,6 +129,65 @@ def _doctor(chosen: Namespace) -> object:
         return doctor.diagnose(doctor.last)
     url = "" if chosen.place == "machine" else chosen.place
     return machine.examine(session.current_pool(), url)
+
+
+def _post_mortem(pool: Pool, chosen: str | None) -> None:
+    """Ask for commands and show what the debugger says, until `q`, an interrupt or end of file.
+
+    The frames stay on the rank. Each command is a call of its own (`engine/cells/debug.py`), so
+    that the rank waits for nobody, and an interrupt meets the command that runs.
+
+    Args:
+        chosen: the rank; None for the one that failed first in the last cell that failed.
+
+    Raises:
+        PoolError: there is nothing to look at, a rank is busy, or nobody can be asked for input.
+    """
+    rank = _choose(pool, chosen)
+    is_open = _say(pool, rank, None)
+    while is_open:
+        try:
+            # The kernel asks the front end for it, so it works where `%debug` does.
+            line = input(f"ipdb[{rank}]> ")
+        except (EOFError, KeyboardInterrupt):
+            line = "q"
+        except StdinNotImplementedError:
+            _say(pool, rank, "q")
+            raise PoolError(
+                "%gpupool debug asks for commands, and this front end cannot ask for input. The "
+                "traceback of each rank is in the error: error.errors[rank].traceback."
+            ) from None
+        is_open = _say(pool, rank, line)
+
+
+def _choose(pool: Pool, chosen: str | None) -> int:
+    pool.wait_until_usable()
+    if pool.status().state == "busy":
+        raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
+    if chosen is None:
+        if pool.last_error is None:
+            raise PoolError("nothing has failed on the ranks of this pool: nothing to look at.")
+        return pool.last_error.first.rank
+    ranks = pool.select(chosen)
+    if len(ranks) != 1:
+        raise PoolError(f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.")
+    return ranks[0]
+
+
+def _say(pool: Pool, rank: int, line: str | None) -> bool:
+    """Give the debugger a command and print its answer; returns whether it waits for another."""
+    recorder = OutputRecorder((rank,), pool.secrets)
+    try:
+        reply = Execution(pool, {rank: DebugCommand(line)}, recorder).result()[rank]
+    except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
+        print(f"*** {error.first}")
+        pool.wait_until_usable()
+        reply = DebugReply("", is_open=True)
+    recorder.finish()
+    print(reply.text + recorder.outputs[rank].text, end="", flush=True)
+    for shown in recorder.outputs[rank].displays:
+        display(shown["data"], raw=True)
+    return reply.is_open
 
 
 def _help(chosen: Namespace) -> None:
@@ -140,8 +205,8 @@ _COMMANDS: Mapping[str, Callable[[Namespace], object]] = {
     "hosts": _hosts,
     "gpus": lambda chosen: session.gpus(),
     "env": _env,
-    "log": _log,
+    "log": lambda chosen: print(session.current_pool().log(chosen.rank)),
     "doctor": _doctor,
-    "debug": lambda chosen: debug.post_mortem(session.current_pool(), chosen.rank),
+    "debug": lambda chosen: _post_mortem(session.current_pool(), chosen.rank),
     "help": _help,
 }

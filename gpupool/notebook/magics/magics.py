@@ -5,24 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+import tokenize
+from collections.abc import Sequence
 from typing import Any
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from gpupool.core.errors import OptionsError
 from gpupool.notebook import formatters
-from gpupool.notebook.cells import views
-from gpupool.notebook.cells.picture import Look
-from gpupool.notebook.cells.shown import Part
+from gpupool.notebook.cells.line_view import LineView, QuietView
+from gpupool.notebook.cells.live import LiveView
+from gpupool.notebook.cells.picture import Look, Part
+from gpupool.notebook.cells.shown import register_formatters
 from gpupool.notebook.magics import arguments, commands, completion
+from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
-
-_NAMES = ("gpupool", "spmd", "%spmd")
+from gpupool.spmd.cell import Notebook, SpmdRun, View, in_its_place
 
 
 @magics_class
@@ -87,18 +90,17 @@ class GpupoolMagics(Magics):
     def _begin(self, code: str, chosen: argparse.Namespace, *, is_value: bool) -> SpmdRun:
         __tracebackhide__ = True
         pool = session.find() or tables.start_unasked()
-        status = pool.status()
-        if status.state == "replacing":
-            print(tables.waits_text(status))
+        if pool.status().state == "replacing":
+            print("gpupool: waiting for the lost ranks to be replaced…")
         ranks = pool.select(chosen.ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count
         # One for each cell: a press means the loop under which its button stands.
         stop_wish = threading.Event()
-        shows_value = not (is_value or views.ends_quietly(code))
+        shows_value = not (is_value or ends_quietly(code))
         part: Part = "texts" if is_value else "everything"
         look = Look(show_values=shows_value, name=chosen.name or "_", part=part)
-        view = views.make_view(chosen.view, ranks, look, stop_wish)
+        view = _make_view(chosen.view, ranks, look, stop_wish)
         # a handle's result shows its values itself, where it is asked for
         names, transform = self.shell.user_ns, self.shell.transform_cell
         notebook = None if chosen.isolate else Notebook(names, transform, at_once=chosen.nowait)
@@ -121,6 +123,26 @@ class GpupoolMagics(Magics):
             self.shell.user_ns[name] = value
 
 
+def _make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.Event) -> View:
+    """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
+
+    `stop_wish` is what a press of a loop's Stop button sets.
+    """
+    if name == "quiet":
+        return QuietView()
+    if in_notebook():
+        return LiveView(ranks, look, stop_wish)
+    return LineView(ranks, look, stop_wish)
+
+
+def ends_quietly(cell: str) -> bool:
+    """Whether a cell ends in a semicolon: its value is not to be shown."""
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(cell))
+    except (SyntaxError, tokenize.TokenError):  # a magic's line, or the ranks will say what it is
+        return False
+
+
 def _tell_of_its_error(run: SpmdRun, shell: Any) -> None:
     """Tell of an error of a `--nowait` cell below a later one, unless its result is asked for."""
 
@@ -134,32 +156,9 @@ def _tell_of_its_error(run: SpmdRun, shell: Any) -> None:
     shell.events.register("post_run_cell", tell)
 
 
-def without_remarks(lines: list[str]) -> list[str]:
-    """A cell without the comments above its `%%spmd`: for IPython it has to be the first line."""
-    for number, line in enumerate(lines):
-        if line.startswith("%%spmd"):
-            return lines[number:]
-        if line.strip() and not line.lstrip().startswith("#"):
-            break
-    return lines
-
-
 def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
-    shell.input_transformers_cleanup.append(without_remarks)
     formatters.register(shell)
-    views.register_formatters(shell)
+    register_formatters(shell)
     completion.register(shell)
-
-
-def unregister(shell: Any) -> None:
-    """Take the magics and their completion away again; pictures of our objects stay."""
-    completion.unregister(shell)
-    # by its name: `%autoreload` makes the function again
-    transformers, ours = shell.input_transformers_cleanup, without_remarks.__name__
-    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != ours]
-    for name in _NAMES:
-        for kind in ("line", "cell"):
-            # IPython has no public way to take a magic away.
-            shell.magics_manager.magics[kind].pop(name, None)

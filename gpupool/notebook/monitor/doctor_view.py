@@ -84,8 +84,7 @@ def scaling_image(found: Scaling) -> str:
     speeds = [(one.num_ranks, found.speedup(one)) for one in found.sizes]
     least = found.sizes[0].rate
     ranges = [(min(one.rates) / least, max(one.rates) / least) for one in found.sizes]
-    # Twice as many ranks are equally far apart.
-    ranks = svg.Axis(numbers[0] / 1.2, 1.2 * numbers[-1], numbers, is_log=True)
+    ranks = svg.Axis(numbers[0] - 0.5, numbers[-1] + 0.5, numbers)
     values = svg.nice_axis(0, max(ideal[-1][1], *(high for _, high in ranges)))
     x, y = svg.scale(ranks, 0, _WIDTH), svg.scale(values, _HEIGHT, 0)
     bars = "".join(

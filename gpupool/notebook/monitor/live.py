@@ -9,14 +9,11 @@ import time
 from collections.abc import Callable
 
 from gpupool.notebook.monitor import picture
-from gpupool.notebook.monitor.board import Board, History, board_of
-from gpupool.notebook.monitor.curves import Curves
-from gpupool.notebook.monitor.parts import header
+from gpupool.notebook.monitor.board import Board, History, board_of, header
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.live_html import LiveHtml, Meant, button, hint
 
-EVERY_S = 0.5  # a message with what is new
-IMAGE_EVERY_S = 5.0  # one with the image that stays if the kernel dies
+EVERY_S = 0.5  # a message with what is new; a new status at once
 # The output itself, for the file; a page draws all of it again then. Where none has answered,
 # nobody sees anything else.
 OUTPUT_EVERY_S, UNSEEN_EVERY_S = 60.0, 10.0
@@ -25,8 +22,7 @@ OUTPUT_EVERY_S, UNSEEN_EVERY_S = 60.0, 10.0
 class LiveMonitor:
     """An output of the cell that is kept up to date until the end, when its picture stays.
 
-    Call it with the history as often as there is news, from any thread. What comes faster than it
-    can be shown follows in a moment, also when nothing else comes.
+    Call it with the history as often as there is news, from any thread.
 
     Args:
         on_stop: called when Stop is pressed, in whichever thread the kernel handles messages: it
@@ -40,26 +36,34 @@ class LiveMonitor:
         self._on_stop, self._history = on_stop, history
         self._place = Place() if place is None else place
         self._live = LiveHtml(self._press)
-        self._curves = Curves()
         self._lock = threading.RLock()
         self._stop_pressed = False
-        self._told, self._image = "", ""  # the last status, and the last image
-        self._is_new = True  # the image lacks something
+        self._told = ""  # the last status
         self._still: dict[str, str] = {}
-        self._due = self._image_due = 0.0
         self._output_at = -OUTPUT_EVERY_S
-        self._timer: threading.Timer | None = None
-        self._timer_due = 0.0
+        self._wake = threading.Event()
         self(history)
+        threading.Thread(target=self._run, name="gpupool-monitor", daemon=True).start()
 
     def __call__(self, history: History) -> None:
-        """Show the state of `history`: now, or soon if it was drawn just now."""
+        """Show the state of `history`: a new status now, all else soon."""
         with self._lock:
-            self._history, self._is_new = history, True
-            if self._status() != self._told or time.monotonic() >= self._due:
+            self._history = history
+            # A loop may report even after the end of its cell.
+            if self._still or self._status() != self._told:
                 self._draw()
-            else:
-                self._draw_at(self._due)
+
+    def _run(self) -> None:
+        took_s = 0.0
+        while not self._still:
+            # Of very many steps rarer: drawing takes a twentieth of the time at most.
+            self._wake.wait(max(EVERY_S, 20 * took_s))
+            self._wake.clear()
+            began = time.monotonic()
+            # The run adds to its history in another thread, and may just be adding a rank.
+            with self._lock, contextlib.suppress(RuntimeError):
+                self._draw()
+            took_s = time.monotonic() - began
 
     def _status(self) -> str:
         """The status to show: Stop has been pressed before the training can have noticed it."""
@@ -68,19 +72,15 @@ class LiveMonitor:
 
     def _draw(self) -> None:
         now, self._told = time.monotonic(), self._status()
-        self._due = now + EVERY_S
-        board = board_of(self._history, self._curves, self._told)
-        # A loop may report even after the end of its cell.
+        board = board_of(self._history, self._told)
         if self._still or self._history.is_over:
             self._leave({"text/html": picture.still_html(board), "text/plain": board.text})
             return
-        if self._is_new and now >= self._image_due:
-            self._image, self._is_new = picture.image_of(board), False
-            self._image_due = now + IMAGE_EVERY_S
+        image = picture.image_of(board)  # of which a page makes use when the kernel dies
         self._live.tell(
             parts={
                 **board.parts,
-                "plots": self._image,
+                "plots": image,
                 "buttons": _buttons(board, is_pressed=self._told == "stopping"),
             },
             gone={"header": header(board.lost, None, "", is_failed=True), "text": board.lost},
@@ -88,10 +88,8 @@ class LiveMonitor:
         )
         if now - self._output_at >= (OUTPUT_EVERY_S if self._live.is_seen else UNSEEN_EVERY_S):
             self._output_at = now
-            html = picture.live_html(board, self._image, self._part)
+            html = picture.live_html(board, image, self._live.part)
             self._place.show({"text/html": html, "text/plain": board.text})
-        if self._is_new:
-            self._draw_at(self._image_due)
 
     def _leave(self, still: dict[str, str]) -> None:
         if still != self._still:
@@ -100,33 +98,11 @@ class LiveMonitor:
             # Also for a page that was loaded again meanwhile, which does not know the display.
             self._live.tell(still=still)
 
-    def _part(self, name: str, inner: str, looks: str) -> str:
-        return self._live.part(name, inner, looks, is_live=name == "buttons")
-
-    def _draw_at(self, due: float) -> None:
-        if self._timer is not None:
-            if self._timer_due <= due:
-                return
-            self._timer.cancel()
-        self._timer_due = due
-        self._timer = threading.Timer(max(0.0, due - time.monotonic()), self._on_time)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _on_time(self) -> None:
-        with self._lock:
-            self._timer = None
-            # The run adds to its history in another thread, and may just be adding a rank. It calls
-            # this with it then.
-            with contextlib.suppress(RuntimeError):
-                self._draw()
-
     def _press(self, _press: str, _meant: Meant) -> None:
-        # Before the lock, which a drawing thread may hold: the wish must not wait for a picture.
+        # Without the lock, which a drawing thread may hold: the wish must not wait for a picture.
         self._on_stop()
-        with self._lock:
-            self._stop_pressed = True
-            self._draw_at(0.0)
+        self._stop_pressed = True
+        self._wake.set()
 
 
 def _buttons(board: Board, *, is_pressed: bool) -> str:

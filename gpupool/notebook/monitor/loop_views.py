@@ -14,8 +14,8 @@ from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_reader, in_notebook
 
 if TYPE_CHECKING:
+    from gpupool.notebook.monitor.board import LoopHistory
     from gpupool.notebook.monitor.live import LiveMonitor
-    from gpupool.notebook.monitor.loop_history import LoopHistory
 
 
 class LoopViews:
@@ -73,8 +73,8 @@ class LoopViews:
 
     def _show(self, event: MonitorEvent) -> None:
         # imported here: a cell without a monitor is quicker
+        from gpupool.notebook.monitor.board import LoopHistory
         from gpupool.notebook.monitor.live import LiveMonitor
-        from gpupool.notebook.monitor.loop_history import LoopHistory
 
         if event.number in self._shown:
             history, view = self._shown[event.number]

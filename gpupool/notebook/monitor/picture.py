@@ -31,7 +31,7 @@ def still_html(board: Board) -> str:
     """The picture that stays: its plots answer the pointer."""
     image = image_of(board)
     state = markup.data_script(board.plots, "gpupool-state") if image else ""
-    end = plots_script("monitor.css")
+    end = _style("monitor.css") + plots_script()
     return _frame("gpupool-training", board, image + state, _element, end)
 
 
@@ -65,17 +65,14 @@ def image_of(board: Board) -> str:
 
 
 @functools.cache
-def plots_script(*styles: str) -> str:
-    """These style sheets, and what puts plots that answer in the place of a page's images."""
+def plots_script() -> str:
+    """What puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
     code = markup.static_text("plots.js", "stills.js")
     # Only plots that the script makes need their style, and in it that takes half the room.
     style = json.dumps(markup.compact_style(markup.static_text("plots.css")))
-    script = markup.packed_script(f"(() => {{\n{code}exploreStills({style});\n}})()")
-    return f"{_style(*styles)}{script}"
+    return markup.packed_script(f"(() => {{\n{code}exploreStills({style});\n}})()")
 
 
 def _style(*names: str) -> str:
-    if not names:
-        return ""
     return f"<style>{markup.compact_style(markup.static_text(*names))}</style>"

@@ -1,7 +1,7 @@
 """A plot as SVG: axes with round ticks that fit what is drawn, and lines. Pure; on the client.
 
-The rules of the axes are those of static/plots.js, which draws the plots that answer. The area of a
-plot begins at (0, 0); labels stand around it.
+The rules of the axes are those of static/plots.js, which draws the plots that answer, and has
+logarithmic ones too. The area of a plot begins at (0, 0); labels stand around it.
 """
 
 from __future__ import annotations
@@ -27,33 +27,28 @@ class Axis(NamedTuple):
     low: float
     high: float
     ticks: Sequence[float] = ()
-    is_log: bool = False  # equal factors are equally far apart
 
 
 def value_axis(values: Iterable[float]) -> Axis:
-    """The axis of these.
+    """The axis of these: from 0, unless that hides a curve.
 
-    It is logarithmic where all are above 0 and the highest is over 50 times their median. Else it
-    begins at 0, unless that hides a curve. A few that are far from all others lie beyond it.
+    A few that are far from all others lie beyond it.
     """
     ordered = sorted(values)
     if not ordered:
         return nice_axis(0.0, 1.0)
-    if ordered[0] > 0 and ordered[-1] / 50 > ordered[len(ordered) // 2]:
-        powers = _near([math.log10(value) for value in ordered], least=1.0)
-        return log_axis(10 ** powers[0], 10 ** powers[-1])
     near = _near(ordered)
     low, high = near[0], near[-1]
     hides = 0 < high - low < high / 2  # a curve in the upper half is flat
     return nice_axis(low if hides else min(0.0, low), high)
 
 
-def _near(ordered: list[float], least: float = 0.0) -> list[float]:
+def _near(ordered: list[float]) -> list[float]:
     """Sorted values without up to three at each end that are far from all others."""
     for _ in ("the highest", "the lowest"):
         few = min(3, len(ordered) // 20)
         gaps = [(n, ordered[-n] - ordered[-n - 1], ordered[-n - 1]) for n in range(1, few + 1)]
-        far = [n for n, gap, last in gaps if gap > 3 * max(last - ordered[0], least)]
+        far = [n for n, gap, last in gaps if gap > 3 * (last - ordered[0])]
         ordered = [-value for value in reversed(ordered[: len(ordered) - max(far, default=0)])]
     return ordered
 
@@ -74,22 +69,6 @@ def nice_axis(low: float, high: float) -> Axis:
     # Through text: 3 * 0.1 is 0.30000000000000004, and would stand so beside the plot.
     ticks = [float(f"{n * step:.12g}") for n in range(first, last + 1)]
     return Axis(ticks[0], ticks[-1], ticks)
-
-
-def log_axis(low: float, high: float) -> Axis:
-    """The same for values above 0; it ends a little beyond them.
-
-    >>> log_axis(0.03, 250).ticks, log_axis(0.3, 8).ticks
-    ([0.1, 1.0, 10.0, 100.0], [0.5, 1.0, 2.0, 5.0])
-    """
-    if high < 3 * low:
-        return nice_axis(low, high)._replace(is_log=True)
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every, marks = math.ceil((last - first) / 6), (1,) if last - first > 2 else (1, 2, 5)
-    powers = range(math.ceil(first / every) * every, last + 1, every)
-    ticks = [float(f"{mark}e{power}") for power in powers for mark in marks]
-    start, stop = low / 1.1, high * 1.1
-    return Axis(start, stop, [tick for tick in ticks if start <= tick <= stop], is_log=True)
 
 
 def step_axis(low: int, high: int) -> Axis:
@@ -114,10 +93,9 @@ def fitted_end(now: int, plan: int, *, is_over: bool) -> int:
 
 def scale(axis: Axis, start: float, end: float) -> Scale:
     """From a value on the axis to a pixel between `start` and `end`; what is beyond is there."""
-    low, high, _, is_log = axis
-    by = math.log10 if is_log else float
-    pixels = (end - start) / (by(high) - by(low))
-    return lambda value: start + pixels * (by(min(max(value, low), high)) - by(low))
+    low, high, _ = axis
+    pixels = (end - start) / (high - low)
+    return lambda value: start + pixels * (min(max(value, low), high) - low)
 
 
 def tick_label(tick: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import fmean
 
 from gpupool.core.formatting import (
@@ -109,21 +108,6 @@ def stop_label(history: TrainingHistory) -> str:
     return "Stop and keep best" if keeps_best else "Stop"
 
 
-def latest(history: TrainingHistory) -> dict[str, str]:
-    """What each plot shows at its right end, in words, for those who cannot see it."""
-    if not history.steps:
-        return {"accuracy": "Accuracy: no step yet", "loss": "Loss: no step yet"}
-    last = history.steps[-1]
-    words = {
-        "accuracy": f"Accuracy at step {last.step}: {percent(last.accuracy)}",
-        "loss": f"Loss at step {last.step}: {figure(last.loss)}",
-    }
-    for value in history.validations[-1:]:
-        words["accuracy"] += f", validation {percent(value.accuracy)}"
-        words["loss"] += f", validation {figure(value.loss)}"
-    return words
-
-
 def table(history: TrainingHistory) -> Table:
     """The column beside the plots: (section, [(label, value), ...]).
 
@@ -194,49 +178,36 @@ def _setup(history: TrainingHistory) -> Rows:
     ]
 
 
-@dataclass(frozen=True)
-class RankRow:
-    """One rank: all as text, and the two shares (0..1; None where nobody knows) that get a bar.
+def rank_rows(history: TrainingHistory) -> dict[str, list[tuple[str, float | None]]]:
+    """A row for each rank that trains, by its name, also before its first report.
 
-    `step` is what a step takes the rank itself, as a whole step takes them all the same. See
-    `RANK_COLUMNS`.
+    Behind the name, see `RANK_COLUMNS`, it has words, and the share (0..1) of which there is a bar.
+    The last is what a step takes the rank itself, as a whole step takes them all the same.
     """
-
-    rank: str
-    device: str
-    utilization: float | None
-    utilization_text: str
-    memory: float | None
-    memory_text: str
-    temperature: str
-    step: str
-
-
-def rank_rows(history: TrainingHistory) -> list[RankRow]:
-    """A row for each rank that trains, also before its first report; none before the start."""
-    start = history.start
+    start, hosts = history.start, _hosts(history)
     if start is None:
-        return []
+        return {}
     ranks = start.ranks or tuple(sorted(history.ranks))
     devices = start.devices or (start.device,) * len(ranks)
-    hosts = dict(zip(ranks, start.hosts, strict=False))  # host by host, as ranks are numbered
-    rows = []
+    rows = {}
     for rank, device in zip(ranks, devices, strict=True):
         event = history.ranks.get(rank, RankEvent(0, 0))
         used, total, share = event.memory_bytes, event.total_memory_bytes, event.utilization
         seconds, degrees = event.work_s or event.step_s, event.temperature_c
-        row = RankRow(
-            rank=format_ranks([rank], hosts),
-            device=device.replace("NVIDIA ", ""),
-            utilization=share,
-            utilization_text=NONE if share is None else f"{100 * share:.0f} %",
-            memory=min(1.0, used / total) if used is not None and total else None,
-            memory_text=of_memory(used, total),
-            temperature=NONE if degrees is None else f"{degrees} °C",
-            step=NONE if seconds is None else milliseconds(seconds),
-        )
-        rows.append(row)
+        rows[format_ranks([rank], hosts)] = [
+            (device.replace("NVIDIA ", ""), None),
+            (NONE if share is None else f"{100 * share:.0f} %", share),
+            (of_memory(used, total), None if used is None or not total else min(1.0, used / total)),
+            (NONE if degrees is None else f"{degrees} °C", None),
+            (NONE if seconds is None else milliseconds(seconds), None),
+        ]
     return rows
+
+
+def _hosts(history: TrainingHistory) -> dict[int, str]:
+    """Of each rank, where there are several: host by host, as ranks are numbered."""
+    start = history.start
+    return dict(zip(start.ranks, start.hosts, strict=False)) if start else {}
 
 
 def rank_title(history: TrainingHistory) -> str:

@@ -7,23 +7,13 @@ fails. So nothing of it is imported here that is not there already.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
 
 def in_notebook() -> bool:
-    """Whether displays can be drawn again here.
-
-    They cannot on a terminal, which includes `jupyter console`: it has a kernel, but shows only the
-    first state of a display.
-    """
-    return getattr(_shell(), "kernel", None) is not None and not _started_by_console()
-
-
-def has_prompt() -> bool:
-    """Whether the user types at a prompt while no cell runs, where no line may be drawn."""
-    return _shell() is not None or hasattr(sys, "ps1")
+    """Whether displays can be drawn again here, as they cannot on a terminal."""
+    return getattr(_shell(), "kernel", None) is not None
 
 
 def has_reader() -> bool:
@@ -52,16 +42,3 @@ def _shell() -> Any:
     loaded: Any = sys.modules.get("IPython.core.getipython")
     get_ipython = getattr(loaded, "get_ipython", None)  # None while it is being imported
     return get_ipython() if get_ipython is not None else None
-
-
-@functools.cache
-def _started_by_console() -> bool:
-    """Whether our parent process is the console; no message of the protocol says so."""
-    import psutil
-
-    try:
-        parent = psutil.Process().parent()
-        words = parent.cmdline() if parent is not None else []
-    except psutil.Error:  # it has ended, or is not to be looked at
-        return False
-    return any("jupyter-console" in word.replace("_", "-") for word in words)

@@ -19,6 +19,7 @@ import traitlets
 from gpupool.notebook.page.markup import static_text
 
 Meant = tuple[int, ...]
+BUTTONS = ("buttons", "interrupt")  # parts
 
 
 class LiveHtml(anywidget.AnyWidget):
@@ -49,12 +50,12 @@ class LiveHtml(anywidget.AnyWidget):
         """Whether a page shows it, or has."""
         return bool(self._told["answers"])
 
-    def part(self, name: str, inner: str = "", looks: str = "", *, is_live: bool = False) -> str:
+    def part(self, name: str, inner: str = "", looks: str = "") -> str:
         """The element of a part, as often as it is wanted; `looks` are its CSS classes.
 
-        What `is_live` is filled only while a kernel answers: buttons. Until then it says `inner`.
+        Buttons are filled in only while a kernel answers. Until then it says `inner`.
         """
-        live = " data-live" if is_live else ""
+        live = " data-live" if name in BUTTONS else ""
         classes = f"gpl-{self.uid} {looks}".strip()
         return f'<div class="{classes}" data-part="{name}"{live}>{inner}</div>'
 

@@ -131,19 +131,27 @@ def data_script(data: object, name: str) -> str:
     return f'<script type="application/json" class="{name}">{packed}</script>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; all cells are text."""
-    cell = 'style="text-align:left;padding:2px 12px 2px 0"'
+class Html(str):
+    """What stands in a cell of a table as it is."""
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
+    """A table; all cells are text, unless they are `Html`. `style` is that of its cells."""
+    cell = f'style="text-align:left;padding:2px 12px 2px 0{style}"'
     head = "".join(f'<th scope="col" {cell}>{escape(text)}</th>' for text in header)
     body = "".join(
-        "<tr>" + "".join(f"<td {cell}>{escape(text)}</td>" for text in row) + "</tr>"
+        "<tr>" + "".join(f"<td {cell}>{_inner(text)}</td>" for text in row) + "</tr>"
         for row in rows
     )
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<table style="{FONT};margin:2px 0">{inner}</table>'
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<table style="{FONT};margin:2px 0">{top}<tbody>{body}</tbody></table>'
 
 
 def table_html(found: Table) -> str:
     """A table below its title, in a frame."""
     head = f"<div><b>{escape(found.title)}</b></div>"
     return card(head, scroller(table(found.columns, found.rows), found.title))
+
+
+def _inner(cell: str) -> str:
+    return cell if isinstance(cell, Html) else escape(cell)

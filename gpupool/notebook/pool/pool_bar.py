@@ -48,7 +48,7 @@ def interrupt_button() -> str:
     """
     pool = session.find()
     bar = _bars.get(pool) if pool is not None else None
-    return bar.live.part("interrupt", is_live=True) if bar else ""
+    return bar.live.part("interrupt") if bar else ""
 
 
 class PoolBar:
@@ -116,11 +116,8 @@ class PoolBar:
         if status.state == "stopped":
             html = status_html(status)
         else:
-            html = bar_html(_idle(status), self._part)
+            html = bar_html(_idle(status), self.live.part)
         return {"text/plain": status_text(_idle(status)), "text/html": html}
-
-    def _part(self, name: str, inner: str) -> str:
-        return self.live.part(name, inner, is_live=name == "buttons")
 
 
 def _idle(status: PoolStatus) -> PoolStatus:

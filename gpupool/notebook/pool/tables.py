@@ -1,34 +1,27 @@
-"""The pool, its environment and the GPUs as text and HTML. Runs on the client."""
+"""A pool that starts, its environment and its hosts as text and HTML. Runs on the client."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
-from gpupool.core.formatting import format_ranks, rank_count
+from gpupool.core.formatting import NONE, rank_count, text_table
 from gpupool.core.progress import Progress
+from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
-from gpupool.notebook.pool.bar import countdown, status_text
+from gpupool.notebook.pool.bar import countdown
 from gpupool.pool import session
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.status import PoolStatus
+from gpupool.pool.status import HostInfo, PoolStatus
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
-
-def waits_text(status: PoolStatus) -> str:
-    """What a cell says that is asked for while ranks are being replaced."""
-    lost = [rank.rank for rank in status.ranks if rank.rank not in status.pids]
-    if not lost:  # the new ones are there already, and join the group
-        return "gpupool: waiting for the lost ranks to be replaced…"
-    after = ", ".join(status.replaced_after)
-    when = f" once {after} has ended" if after else ""
-    many = "s" * (len(lost) > 1)
-    return f"gpupool: waiting for rank{many} {format_ranks(lost)} to be replaced{when}…"
+_HOST_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "NCCL")
 
 
 def env_text(
@@ -40,12 +33,16 @@ def env_text(
     if unset:
         return f"Removed from {rank_count(world_size)}: {', '.join(variables)}"
     names = [f"{name} ({mark})" for name, mark in variables.items()]
-    many = len(names) > _NAMES_ON_A_LINE
-    listed = "\n  " + "\n  ".join(names) if many else f" {', '.join(names)}"
-    return f"On {rank_count(world_size)}:{listed}" + (f"\n{credentials}" if credentials else "")
+    listed = f"On {rank_count(world_size)}: {', '.join(names)}"
+    return f"{listed}\n{credentials}".rstrip()
 
 
-_NAMES_ON_A_LINE = 4
+def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:
+    """A line for each host, below the names of the columns: as text, and as HTML that scrolls."""
+    rows = [[cell or NONE for cell in astuple(host)] for host in hosts]
+    text = text_table([_HOST_COLUMNS, *rows])
+    table = markup.scroller(markup.table(_HOST_COLUMNS, rows), "Hosts")
+    return {"text/plain": text, "text/html": markup.card(table)}
 
 
 class StartProgress:
@@ -74,25 +71,19 @@ class StartProgress:
             # while the processes come up, not when they are there
             importlib.import_module("gpupool.notebook.page.live_html")
 
-    def finish(self, pool: Pool) -> None:
-        """Show the pool; from now on also what becomes of it."""
+    def finish(self, text: str, pool: Pool | None = None) -> None:
+        """Show a text instead, or a pool; of that from now on also what becomes of it."""
         self._line.close()
-        text = status_text(pool.status())
-        if self._place is not None:
+        if self._place is None:
+            print(text)
+            if pool is not None:
+                pool.add_listener(_tell_on_terminal)
+            return
+        log_line(text.partition("\n")[0])
+        if pool is not None:
             pool_bar.show(pool, self._place)
-            log_line(text.partition("\n")[0])
         else:
-            print(text)
-            pool.add_listener(_tell_on_terminal)
-
-    def finish_line(self, text: str) -> None:
-        """Show one line instead."""
-        self._line.close()
-        if self._place is not None:
             self._place.show({"text/plain": text})
-            log_line(text)
-        else:
-            print(text)
 
     def __exit__(self, *_: object) -> None:
         self._line.close()
@@ -102,7 +93,7 @@ def start_unasked() -> Pool:
     """Start a pool because a cell needs one, and say so in one line."""
     with StartProgress() as progress:
         pool, line = session.start_unasked(progress)
-        progress.finish_line(line)
+        progress.finish(line)
     return pool
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpupool.core.machine.gpus import GpuTable, use_of
 from gpupool.core.machine.nvml import read_gpus
-from gpupool.notebook.gpu_view import gpu_table_html
+from gpupool.notebook.objects import gpu_table_html
 from gpupool.notebook.page import markup
 from tests.servers.nvidia_driver import (
     GIB,

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from gpupool import Pool, TrainingError
-from gpupool.notebook.data_view import preview_html
+from gpupool.notebook.objects import preview_html
 from gpupool.training.worst import worst_samples
 from tests.engine.batches.streams import Stream
 from tests.engine.metrics.tables import Table

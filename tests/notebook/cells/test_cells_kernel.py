@@ -246,11 +246,9 @@ def test_while_a_cell_runs_completion_does_not_wait_for_it(kernel: Kernel, tmp_p
     assert complete(kernel, "share.app") == ["append"]
 
 
-def test_question_mark_shows_type_and_value_and_tab_what_is_for_users(kernel: Kernel) -> None:
+def test_question_mark_says_what_a_composite_is_and_tab_what_is_for_users(kernel: Kernel) -> None:
     text = plain(ask(kernel, "inspect_request", "same")["data"]["text/plain"])
-    assert re.match(r"Composite same on 2 ranks: +\[0, 1\] str of 3  'yes'\nDocstring:\s", text)
     assert "One value per rank" in text
-    assert "Signature" not in text
     kernel.run("import gpupool\npool = gpupool.current_pool()")
     offered = {match.rpartition(".")[2] for match in complete(kernel, "pool.")}
     assert {"run", "put", "stop", "restart", "sync_from", "status"} <= offered

@@ -13,7 +13,7 @@ from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.lines import Lines, fold_bars
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
-from gpupool.notebook.cells.views import ends_quietly
+from gpupool.notebook.magics.magics import ends_quietly
 from gpupool.notebook.page import markup
 from gpupool.pool.calls.output import RankOutput
 from gpupool.spmd.cell import CellReport

@@ -17,7 +17,7 @@ import pytest
 
 from gpupool.core.wire.events import EndEvent, StartEvent, StepEvent
 from gpupool.notebook.monitor.board import board_of
-from gpupool.notebook.monitor.curves import Curve
+from gpupool.notebook.monitor.curves import thinned
 from gpupool.notebook.monitor.picture import history_html
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
@@ -84,16 +84,13 @@ def test_a_thinned_curve_keeps_extremes_ends_order_and_means(num_points: int) ->
     noise = random.Random(0)
     values = [round(noise.random(), 4) for _ in range(num_points)]
     values[num_points // 2] = 7.0
-    curve = Curve()
-    for number, value in enumerate(values, start=1):
-        curve.add(number, value)
-    points, means = curve.thinned()
+    points, means = thinned(range(1, num_points + 1), values)
     assert len(points) <= 300
     assert points == sorted(set(points))
     assert {value for _, value in points} >= {7.0, min(values)}
     assert points[-1] == (num_points, values[-1])
     assert len(means) <= 150
-    assert sum(count for _, _, count in means) == len(curve) == num_points
+    assert sum(count for _, _, count in means) == num_points
     done = 0
     for last, mean, count in means:  # each is of the steps since the one before it
         assert mean == pytest.approx(statistics.fmean(values[done:last]), rel=1e-4)

@@ -39,27 +39,22 @@ def test_axes_have_round_ticks(low: float, high: float, labels: str) -> None:
 
 
 FALLING = [2.3 * math.exp(-n / 100) + 0.2 for n in range(500)]
-PEAK = [2.3, 2.2, 250.0] + [2.0 * 0.99**n for n in range(200)]
 
 
 @pytest.mark.parametrize(
-    ("values", "low", "high", "is_log"),
+    ("values", "low", "high"),
     [
-        ([], 0, 1, False),
-        ([0.5], 0, 0.5, False),
-        (FALLING, 0, 2.5, False),
-        ([98.5, 99.6], 98.5, 99.75, False),  # from 0 it would be flat
-        ([*FALLING, 9.0, -9.0], -10, 10, False),  # one that does not stand alone
-        ([*FALLING, 15.0], 0, 2.5, False),
-        ([*FALLING, -15.0], 0, 2.5, False),
-        (PEAK, 2.0 * 0.99**199 / 1.1, 275, True),
-        ([*FALLING, 1e300], min(FALLING) / 1.1, 2.75, True),
+        ([], 0, 1),
+        ([0.5], 0, 0.5),
+        (FALLING, 0, 2.5),
+        ([98.5, 99.6], 98.5, 99.75),  # from 0 it would be flat
+        ([*FALLING, 9.0, -9.0], -10, 10),  # one that does not stand alone
+        ([*FALLING, 15.0], 0, 2.5),
+        ([*FALLING, -15.0], 0, 2.5),
+        ([*FALLING, 1e300], 0, 2.5),
     ],
 )
-def test_what_is_far_off_lies_beyond_and_a_peak_has_a_logarithmic_axis(
-    values: list[float], low: float, high: float, is_log: bool
-) -> None:
+def test_what_is_far_off_lies_beyond(values: list[float], low: float, high: float) -> None:
     axis = value_axis(values)
     assert (axis.low, axis.high) == (pytest.approx(low), pytest.approx(high))
-    assert axis.is_log == is_log
     assert 2 <= len(axis.ticks) <= 7

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
 
-from gpupool.core.errors import OptionsError
-from gpupool.notebook.monitor.text import TextProgress
-from gpupool.notebook.monitor.views import show_training
+from gpupool.notebook.monitor.views import TextProgress
 from gpupool.training.history import TrainingHistory
-from tests.notebook.feed import Run
-from tests.support.raising import raises
-
-if TYPE_CHECKING:
-    from gpupool.training.run import TrainingRun
 
 HistoryOf = Callable[..., TrainingHistory]
 
@@ -39,8 +31,3 @@ def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) ->
     ]
     assert ["  val " in line for line in lines] == [False, True, True, True, True]
     assert "\r" not in stream.getvalue()
-
-
-def test_a_plot_without_a_notebook_is_refused() -> None:
-    with raises(OptionsError, "progress"):
-        show_training(cast("TrainingRun", Run()), "plot")

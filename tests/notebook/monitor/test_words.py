@@ -21,8 +21,7 @@ from gpupool.core.wire.events import (
     StepEvent,
     ValidationEvent,
 )
-from gpupool.notebook.monitor.board import board_of, training_text
-from gpupool.notebook.monitor.loop_history import LoopHistory
+from gpupool.notebook.monitor.board import LoopHistory, board_of, training_text
 from gpupool.notebook.monitor.picture import history_html, image_of, live_html
 from gpupool.notebook.monitor.result_view import result_html, validation_html
 from gpupool.notebook.page.markup import table_html

@@ -16,13 +16,11 @@ import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
 from gpupool.core.progress import Progress
 from gpupool.core.wire.events import MonitorEvent
-from gpupool.notebook import composites, data_view
-from gpupool.notebook.cells import notices
-from gpupool.notebook.cells.errors import errors_html
-from gpupool.notebook.cells.picture import result_html
-from gpupool.notebook.monitor import confusion_view, parts, picture, result_view
-from gpupool.notebook.monitor.board import board_of
-from gpupool.notebook.monitor.loop_history import LoopHistory
+from gpupool.notebook import objects
+from gpupool.notebook.cells import live
+from gpupool.notebook.cells.picture import errors_html, result_html
+from gpupool.notebook.monitor import board, picture, result_view
+from gpupool.notebook.monitor.board import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
@@ -122,7 +120,7 @@ def test_cells(pool2: Pool, what: str) -> None:
 def test_variables(pool2: Pool) -> None:
     pool2.run(f"odd = {HOSTILE!r}; other = type(odd, (), {{'__repr__': lambda self: odd}})()")
     for name in ("odd", "other"):
-        assert_harmless(composites.composite_html(pool2[name]))
+        assert_harmless(objects.composite_html(pool2[name]))
 
 
 class Net(torch.nn.Module):
@@ -153,15 +151,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
 
 
 def test_data_sets(data: ImageDatastore) -> None:
-    assert_harmless(data_view.preview_html(data.preview()))
-    assert_harmless(data_view.check_html(data.check()))
+    assert_harmless(objects.preview_html(data.preview()))
+    assert_harmless(objects.check_html(data.check()))
 
 
 @pytest.mark.parametrize("num_classes", [2, 60])
 def test_a_confusion_matrix(num_classes: int) -> None:
     counts = np.ones((num_classes, num_classes), int)
     classes = tuple(f"{HOSTILE}{n}" for n in range(num_classes))
-    assert_harmless(confusion_view.confusion_html(ConfusionMatrix(counts, classes)))
+    assert_harmless(result_view.confusion_html(ConfusionMatrix(counts, classes)))
 
 
 def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
@@ -178,7 +176,7 @@ def test_bars_and_notices() -> None:
     bar.update(1)
     bar.tell(HOSTILE)
     assert_harmless(progress_view.bar_html(bar))
-    assert_harmless(notices.notice_html(HOSTILE))
+    assert_harmless(live.notice_html(HOSTILE))
 
 
 def test_a_monitor() -> None:
@@ -188,9 +186,9 @@ def test_a_monitor() -> None:
     history = LoopHistory(event)
     history.add(event)
     assert_harmless(picture.history_html(history))
-    shown = board_of(history)
+    shown = board.board_of(history)
     assert_harmless(picture.live_html(shown, picture.image_of(shown), lambda _name, part, _c: part))
-    assert_harmless(parts.header(shown.lost, None, "", is_failed=True))
+    assert_harmless(board.header(shown.lost, None, "", is_failed=True))
     history.end()
     assert "gpupool-state" in picture.history_html(history)
     assert_harmless(picture.history_html(history))

@@ -77,5 +77,5 @@ def test_shut_down_ends_the_pool_and_says_so(kernel: Kernel, page: Page) -> None
     assert "shut down with the button of its bar" in page.html
     assert page.state["still"]["text/html"] == page.html  # for a page that was loaded again
     assert "gpl-" + page.uid not in page.html
-    refused = kernel.run("%gpupool log")
+    refused = kernel.run("%gpupool env")
     assert "(the last one was shut down with the button of its bar)" in refused.error_text

@@ -9,7 +9,7 @@ import torch
 
 from gpupool import Composite, Pool, PoolError
 from gpupool.core.wire.pickles import namespace
-from gpupool.notebook.cells.views import QuietView
+from gpupool.notebook.cells.line_view import QuietView
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.raising import raises
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpupool import Pool, PoolError, SpmdError, TransferError
-from gpupool.notebook.cells.views import QuietView
+from gpupool.notebook.cells.line_view import QuietView
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.support.processes import engine_pid, open_files, press_when
