@@ -81,7 +81,8 @@ def test_a_file_that_the_notebook_has_mapped_is_mapped_by_the_ranks(
     # A part of it, or one that may differ from its file, is sent as other arrays are.
     for mapped in (data.inputs[5:25], np.load(tmp_path / "inputs.npy", mmap_mode="c")[5:25]):
         data.inputs = mapped
-        assert torch.allclose(gpupool.predict(network(), data, pool=pool2), expected[5:25])
+        found = gpupool.predict(network(), data, pool=pool2)
+        assert torch.allclose(found, expected[5:25], atol=1e-6)  # others share their batches
         assert num_bytes(kept) == before - 40 * WIDTH * 4
 
 
@@ -105,5 +106,5 @@ def test_a_constant_is_a_data_set(pool2: Pool, kept: Buffers) -> None:
     assert gpupool.evaluate(found.model, constant, pool=pool2) == values
     assert gpupool.confusion(found.model, constant, pool=pool2).num_samples == 200
     part = gpupool.predict(found.model, Subset(constant, range(5)), pool=pool2)
-    assert torch.equal(part, outputs[:5])
+    assert torch.allclose(part, outputs[:5], atol=1e-6)  # in a smaller batch
     assert num_bytes(kept) == put
