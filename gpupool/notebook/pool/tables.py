@@ -21,6 +21,7 @@ from gpupool.pool.status import HostInfo, PoolStatus
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
+_NAMES_ON_A_LINE = 4
 _HOST_COLUMNS = ("host", "state", "ranks", "GPUs", "address", "NCCL")
 
 
@@ -33,8 +34,8 @@ def env_text(
     if unset:
         return f"Removed from {rank_count(world_size)}: {', '.join(variables)}"
     names = [f"{name} ({mark})" for name, mark in variables.items()]
-    listed = f"On {rank_count(world_size)}: {', '.join(names)}"
-    return f"{listed}\n{credentials}".rstrip()
+    listed = "\n  ".join(["", *names]) if len(names) > _NAMES_ON_A_LINE else f" {', '.join(names)}"
+    return f"On {rank_count(world_size)}:{listed}\n{credentials}".rstrip()
 
 
 def hosts_shown(hosts: Sequence[HostInfo]) -> dict[str, str]:

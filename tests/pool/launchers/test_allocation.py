@@ -126,7 +126,7 @@ def test_pods() -> None:
     with raises(PoolStartError, "python3: not found"):
         Allocation(cluster("kubernetes", n=4))
     with raises(PoolStartError, os.strerror(errno.E2BIG)):
-        Allocation(cluster("slurm", words=("x" * 200_000,)))
+        Allocation(cluster("sky", words=("x" * 200_000,)))
 
 
 def test_a_notebook_that_is_killed_leaves_no_pod() -> None:
