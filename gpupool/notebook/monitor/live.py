@@ -14,6 +14,7 @@ from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.live_html import LiveHtml, Meant, button, hint
 
 EVERY_S = 0.5  # a message with what is new; a new status at once
+IMAGE_EVERY_S = 5.0  # a new image in it, of which a page makes use when the kernel dies
 # The output itself, for the file; a page draws all of it again then. Where none has answered,
 # nobody sees anything else.
 OUTPUT_EVERY_S, UNSEEN_EVERY_S = 60.0, 10.0
@@ -40,7 +41,8 @@ class LiveMonitor:
         self._stop_pressed = False
         self._told = ""  # the last status
         self._still: dict[str, str] = {}
-        self._output_at = -OUTPUT_EVERY_S
+        self._image = ""
+        self._output_at, self._image_at = -OUTPUT_EVERY_S, -IMAGE_EVERY_S
         self._wake = threading.Event()
         self(history)
         threading.Thread(target=self._run, name="gpupool-monitor", daemon=True).start()
@@ -76,11 +78,12 @@ class LiveMonitor:
         if self._still or self._history.is_over:
             self._leave({"text/html": picture.still_html(board), "text/plain": board.text})
             return
-        image = picture.image_of(board)  # of which a page makes use when the kernel dies
+        if now - self._image_at >= IMAGE_EVERY_S:
+            self._image_at, self._image = now, picture.image_of(board)
         self._live.tell(
             parts={
                 **board.parts,
-                "plots": image,
+                "plots": self._image,
                 "buttons": _buttons(board, is_pressed=self._told == "stopping"),
             },
             gone={"header": header(board.lost, None, "", is_failed=True), "text": board.lost},
@@ -88,7 +91,7 @@ class LiveMonitor:
         )
         if now - self._output_at >= (OUTPUT_EVERY_S if self._live.is_seen else UNSEEN_EVERY_S):
             self._output_at = now
-            html = picture.live_html(board, image, self._live.part)
+            html = picture.live_html(board, self._image, self._live.part)
             self._place.show({"text/html": html, "text/plain": board.text})
 
     def _leave(self, still: dict[str, str]) -> None:
