@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from gpupool.notebook.cells.live import REDRAW_EVERY_S
@@ -441,9 +443,16 @@ def test_stopping_the_pool_ends_what_runs_and_what_waits_and_stop_does_not_end_t
     kernel.run("%%spmd --nowait -o runs\nimport time\ntime.sleep(60)")
     kernel.run("%%spmd --nowait -o waits\nimport time\ntime.sleep(60)")
     begun = tmp_path / "begun"
-    # All while it runs: one that meets ipykernel between a cell and its reply costs it the reply.
-    presses = [(lambda cell: begun.exists(), kernel.press_stop)] * 3
-    stopped = kernel.run(f"{touch(begun)}\n%gpupool stop", meanwhile=presses)
+
+    def press() -> None:
+        # All while it runs: one that meets ipykernel between a cell and its reply costs the reply.
+        for _ in range(3):
+            if any(map(psutil.pid_exists, ast.literal_eval(pids))):
+                kernel.press_stop()
+                time.sleep(0.02)
+
+    step = (lambda cell: begun.exists(), press)
+    stopped = kernel.run(f"{touch(begun)}\n%gpupool stop", meanwhile=[step])
     if "Pool stopped." not in stopped.text:  # pressed before it had begun: nothing has happened
         assert kernel.run(engines).text == pids
         stopped = kernel.run("%gpupool stop")
