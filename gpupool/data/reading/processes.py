@@ -157,9 +157,11 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         """How a small tensor is sent, as of labels."""
-        if type(value) is Tensor and value.nbytes <= _SMALL_BYTES and not value.requires_grad:
-            with contextlib.suppress(TypeError, RuntimeError):  # as of bfloat16, which numpy lacks
-                return torch.from_numpy, (value.numpy(),)
+        if type(value) is Tensor and not value.requires_grad:
+            # Such as bfloat16, which numpy lacks, and sparse ones, which have no number of bytes.
+            with contextlib.suppress(TypeError, RuntimeError):
+                if value.nbytes <= _SMALL_BYTES:
+                    return torch.from_numpy, (value.numpy(),)
         return NotImplemented
 
 

@@ -107,7 +107,7 @@ class StepBuffers:
     def trouble(self, num_samples: int) -> str:
         """What to tell of data whose last batch is too small for batch norms; "" if it is not."""
         size, num_ranks = self._options.batch_size, self._world.size
-        last = num_samples % size
+        last = num_samples % size if num_samples > size else 0
         most = -(-last // num_ranks)
         if not (self._norms and self._is_local and last) or most >= _FEW or size < 8 * num_ranks:
             return ""

@@ -154,30 +154,11 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
         argument_default=argparse.SUPPRESS,
     )
     _add_start(start)
-    add = command("stop", "End every process of the pool.").add_argument
-    down = "also end machines that were rented for it, and would wait for another pool"
-    add("--down", action="store_true", help=down)
-    about = "Replace ranks by new ones, all of them unless named."
-    add = command("restart", about, "The other ranks keep their variables.").add_argument
-    add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
-    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
-    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
-    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
-    names = "variables; name together what belongs together"
-    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
-    ranks = f"copy to these ranks only: {_RANKS}"
-    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
+    _add_ranks(command)
     command("interrupt", "Interrupt the busy ranks; a training stops and keeps its network.")
     command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
     command("gpus", "List the GPUs of this machine and who uses them.")
-    about = "Copy environment variables and AWS logins to the ranks."
-    more = "Values are never shown. Without arguments: list the variables that the ranks have."
-    add = command("env", about, more).add_argument
-    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
-    add("names", nargs="*", metavar="NAME", help=names)
-    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
-    add("--aws", action="store_true", help=aws)
-    add("--unset", action="store_true", help="remove the variables from the ranks")
+    _add_env(command)
     about = "Show the end of a rank's log."
     add = command("log", about, "It has what a rank printed outside of cells.").add_argument
     add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
@@ -193,6 +174,35 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     topics = _one_of((*commands.choices, "spmd"))
     add("topic", nargs="?", metavar="COMMAND", help="a command, or spmd", **topics)
     return parser, commands.choices
+
+
+def _add_ranks(command: Callable[..., MagicParser]) -> None:
+    """What ends, replaces and evens ranks."""
+    add = command("stop", "End every process of the pool.").add_argument
+    down = "also end machines that were rented for it, and would wait for another pool"
+    add("--down", action="store_true", help=down)
+    about = "Replace ranks by new ones, all of them unless named."
+    add = command("restart", about, "The other ranks keep their variables.").add_argument
+    add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
+    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
+    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
+    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
+    names = "variables; name together what belongs together"
+    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
+    ranks = f"copy to these ranks only: {_RANKS}"
+    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
+
+
+def _add_env(command: Callable[..., MagicParser]) -> None:
+    """Variables of the environment."""
+    about = "Copy environment variables and AWS logins to the ranks."
+    more = "Values are never shown. Without arguments: list the variables that the ranks have."
+    add = command("env", about, more).add_argument
+    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
+    add("names", nargs="*", metavar="NAME", help=names)
+    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
+    add("--aws", action="store_true", help=aws)
+    add("--unset", action="store_true", help="remove the variables from the ranks")
 
 
 def _add_start(start: MagicParser) -> None:

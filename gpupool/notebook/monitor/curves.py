@@ -22,6 +22,7 @@ Mean = tuple[int, float, int]  # the last step of some, the mean over them, how 
 # "raw" and "validation" have `Point`s, "mean" has `Mean`s, from which a smooth line is drawn.
 Lines = dict[str, dict[str, list[Any]]]
 View = dict[str, Any]
+_Curves = dict[str, tuple[list[Point], list[Mean]]]
 
 MAX_POINTS = 300  # of a line
 _MOST, _LEAST = 1e300, 1e-300  # beyond them, axes could not be computed
@@ -67,16 +68,14 @@ def _points(steps: NDArray[Any], values: NDArray[Any]) -> list[Point]:
     return [(n, float(f"{v:.5g}")) for n, v in zip(steps.tolist(), values.tolist(), strict=True)]
 
 
-def training_plots(history: TrainingHistory) -> tuple[View, Lines]:
-    """Looks and axes of all plots of a training, and all lines."""
+def _curves(history: TrainingHistory) -> dict[str, _Curves]:
+    """The lines of each plot, thinned."""
     start, validations = history.start, history.validations[:]
     events: dict[str, Sequence[StepEvent | ValidationEvent]] = {
         "raw": history.steps[:],
         "validation": validations,
     }
-    end = max((some[-1].step for some in events.values() if some), default=0)
-    end = fitted_end(end, history.num_steps, is_over=history.is_over)
-    drawn: dict[str, dict[str, tuple[list[Point], list[Mean]]]] = {
+    drawn: dict[str, _Curves] = {
         plot: {
             line: thinned([one.step for one in some], [getattr(one, plot) for one in some])
             for line, some in events.items()
@@ -96,6 +95,15 @@ def training_plots(history: TrainingHistory) -> tuple[View, Lines]:
         if told or name != "accuracy":
             # With a prefix: a function of the user's may be called "loss".
             drawn[f"metric:{name}"] = {"validation": thinned([*told], [*told.values()])}
+    return drawn
+
+
+def training_plots(history: TrainingHistory) -> tuple[View, Lines]:
+    """Looks and axes of all plots of a training, and all lines."""
+    start, drawn = history.start, _curves(history)
+    lasts = [one.step for one in history.steps[-1:]]
+    lasts += [one.step for one in history.validations[-1:]]
+    end = fitted_end(max(lasts, default=0), history.num_steps, is_over=history.is_over)
     looks, latest, lines, best = [], {}, {}, {}
     has_steps = any(some for some, _ in drawn["loss"].values())
     for plot, curves in drawn.items():

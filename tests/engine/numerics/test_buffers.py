@@ -41,6 +41,7 @@ def test_numbers_that_ranks_cannot_exchange_are_refused_before_training(
         (1344, 64, 2, "local", None),
         (1352, 64, 2, "local", None),  # 8 are left: 4 on a rank
         (9, 8, 2, "local", None),  # all batches are small
+        (3, 64, 2, "local", None),  # there is no other batch
     ],
 )
 def test_a_last_batch_of_a_few_is_reported_with_a_better_size(
