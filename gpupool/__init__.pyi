@@ -47,21 +47,21 @@ from .pool.session import gpus as gpus
 from .pool.session import start as start
 from .pool.variables.composite import Composite as Composite
 from .pool.variables.composite import Constant as Constant
-from .training.compare import Comparison as Comparison
-from .training.compare import compare as compare
-from .training.confusion import ConfusionMatrix as ConfusionMatrix
-from .training.confusion import confusion as confusion
 from .training.head import replace_head as replace_head
 from .training.history import TrainingHistory as TrainingHistory
-from .training.predict import Predictions as Predictions
-from .training.predict import evaluate as evaluate
-from .training.predict import predict as predict
+from .training.inference import ConfusionMatrix as ConfusionMatrix
+from .training.inference import Predictions as Predictions
+from .training.inference import WorstSamples as WorstSamples
+from .training.inference import confusion as confusion
+from .training.inference import evaluate as evaluate
+from .training.inference import predict as predict
+from .training.result import Comparison as Comparison
 from .training.result import TrainingResult as TrainingResult
+from .training.result import compare as compare
 from .training.run import TrainingRun as TrainingRun
 from .training.scaling import Scaling as Scaling
 from .training.scaling import scaling as scaling
-from .training.sweep.space import log as log
-from .training.worst import WorstSamples as WorstSamples
+from .training.sweep import log as log
 
 __version__: str
 __all__: list[str]

@@ -1,19 +1,24 @@
-"""`python -m gpupool check`: pytest over the promises. Runs on the client."""
+"""`python -m gpupool check`: pytest over the promises, or a pool by its name. On the client."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import platform
 import signal
+import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import gpupool
-from gpupool.core.errors import OptionsError
+from gpupool.core.errors import CredentialsError, GpuPoolError, OptionsError, PoolError
 from gpupool.core.machine.nvml import driver_version
 from gpupool.core.machine.processes import versions
 
@@ -33,6 +38,12 @@ _ARGUMENTS = (
     *("-vv", "--tb=short", "--no-header", "--disable-warnings"),
     *("--timeout=240", "--timeout-method=signal", "-p", "gpupool.check.bench"),
 )
+STAGES = ("starter", "versions", "GPUs", "address", "pairs of hosts", "group", "all_reduce", "S3")
+_NUM_MIB = 64
+_PAGE = """import fsspec
+bucket, _, prefix = {place!r}.partition("/")
+files = fsspec.filesystem("s3")
+files.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix)["KeyCount"]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="slurm, or a table of gpupool.toml")
     parser.add_argument("url", nargs="?", metavar="s3://...", help="list this on each host of NAME")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--gpu", action="store_true", help="on all GPUs; the default if there are any"
-    )
+    where.add_argument("--gpu", action="store_true", help="all GPUs; the default if there are any")
     where.add_argument("--gpus", metavar="GPUS", help="on these GPUs, such as 0,2")
     where.add_argument("--cpu", action="store_true", help="on two CPU ranks")
     parser.add_argument("-k", metavar="WORDS", help='such as "abort or kill": only these promises')
@@ -53,9 +62,7 @@ def run(chosen: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # each cleans up, as Ctrl-C
         signal.signal(number, signal.default_int_handler)
     if chosen.name is not None:
-        from gpupool.check import hosts  # torch, which -h does not wait for
-
-        return hosts.run(chosen.name, chosen.url)
+        return _run_stages(chosen.name, chosen.url)
     if not (find_spec("pytest") and find_spec("pytest_timeout")):
         raise OptionsError("a check needs pytest: pip install 'gpupool[check]'")
     import pytest
@@ -81,3 +88,53 @@ def _machine() -> str:
     kinds = Counter(gpu.name for gpu in gpupool.gpus())
     words += [f"{number} x {name}" for name, number in kinds.items()] or ["no GPU"]
     return ", ".join([*words, f"{platform.system()} {platform.release()} {platform.machine()}"])
+
+
+# ---- a pool by its name, on several hosts say ----------------------------------------------------
+
+
+def _run_stages(name: str, url: str | None) -> int:
+    """Start a pool on `name`, try it and stop it: a line for each stage, up to one that fails.
+
+    The first rank of each host lists a page of `url`. Gives the exit status.
+    """
+    stages, began = iter(STAGES), time.monotonic()
+    try:
+        for found in _tried(name, url):
+            seconds = time.monotonic() - began
+            print(f"  ok  {next(stages)} ({seconds:.1f} s): {found}", flush=True)
+            began = time.monotonic()
+    except OptionsError:
+        raise
+    except GpuPoolError as error:
+        print(f"FAIL  {next(stages)}: {error}", flush=True)
+        return 1
+    return 0
+
+
+def _tried(name: str, url: str | None) -> Iterator[str]:
+    """What was found of each of `STAGES`, in this order; raises the error of one that fails."""
+    from gpupool.check import cells  # torch, which -h does not wait for
+
+    tell = functools.partial(print, "     ", file=sys.stderr, flush=True)  # who waits for a queue
+    with gpupool.start(name, progress=tell) as pool:
+        hosts = pool.hosts()
+        yield f"{len(hosts) or 1} hosts, {pool.world_size} ranks"
+        yield ", ".join(map(" ".join, versions().items()))  # on all: else there is no pool
+        for what in ("gpus", "address"):
+            found = [f"{host.name}: {getattr(host, what) or 'none'}" for host in hosts]
+            yield "; ".join(found) or "this machine alone"
+        yield f"{len(hosts) * (len(hosts) - 1) // 2}, connected when the pool started"
+        yield str(pool.run(cells.group_seen, timeout_s=60.0)[0][1])
+        sums = pool.run(cells.sums, _NUM_MIB, timeout_s=300.0)
+        if wrong := {rank: names for rank, (names, _) in sums.items() if names}:
+            raise PoolError(f"wrong sums by rank: {wrong}")
+        bus = min(speed for _, speed in sums.values())
+        yield f"{_NUM_MIB} MiB at {bus:.2g} GB/s (bus) {hosts[0].nccl if hosts else ''}".rstrip()
+        if url is not None:
+            with contextlib.suppress(CredentialsError):  # a host may have a role of its own
+                pool.propagate_env(aws=True)
+            first = [rank.rank for rank in pool.ranks if rank.local_rank == 0]
+            source = _PAGE.format(place=url.removeprefix("s3://"))
+            names = pool.run(source, ranks=first, timeout_s=120.0)
+            yield f"{names[first[0]]} names in a page of {url}"

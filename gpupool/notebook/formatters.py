@@ -16,13 +16,13 @@ _HTML = {
     "data.datastores.preview.Preview": "objects.preview_html",
     "pool.status.PoolStatus": "pool.bar.status_html",
     "pool.variables.composite.Composite": "objects.composite_html",
-    "training.confusion.ConfusionMatrix": "monitor.result_view.confusion_html",
+    "training.inference.ConfusionMatrix": "monitor.result_view.confusion_html",
     "training.doctor.Diagnosis": "monitor.doctor_view.diagnosis_html",
     "training.doctor.Shares": "monitor.doctor_view.shares_html",
     "training.history.TrainingHistory": "monitor.picture.history_html",
     "training.result.TrainingResult": "monitor.result_view.result_html",
     "training.scaling.Scaling": "monitor.doctor_view.scaling_html",
-    "training.sweep.result.SweepResult": "sweep.result_html",
+    "training.sweep.SweepResult": "sweep.result_html",
 }
 _TEXT = {
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_text",

@@ -21,8 +21,7 @@ from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_reader, in_notebook
 from gpupool.notebook.pool.pool_bar import interrupt_button
-from gpupool.training.sweep.result import SweepProgress, SweepResult, Trial
-from gpupool.training.sweep.sweep import run_sweep
+from gpupool.training.sweep import SweepProgress, SweepResult, Trial, run_sweep
 
 REDRAW_EVERY_S = 0.5
 MAX_ROWS = 200

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
 
 from gpupool.core.formatting import milliseconds, percent, text_table
 from gpupool.core.wire.events import PHASES
@@ -28,7 +27,7 @@ PHASE_WORDS = {
 last: TrainingHistory | None = None  # of the training that began last in this notebook
 WORTH = 0.10  # of the time: from there on a cause is named
 LEAST_SHOWN = 0.005  # of the time: less is nothing in whole percents
-LEAST_STEPS = 20
+LEAST_STEPS, LEAST_S = 20, 1.0  # of less than a second the start alone takes most
 EXPLAINS = 0.8  # of what the others wait: a slow rank's own time has to
 SHORT_STEP_S = 0.01  # of so short a step most is the same for any batch
 _OWN = ("data", "compute", "optimizer", "callbacks")
@@ -84,7 +83,7 @@ class Diagnosis:
     `verdict` is "data", "slow rank", "communication", "too small", "validating", "saving",
     "callbacks", "balanced", or "unknown" where too little was measured. `share` (0..1) of the time
     is what its cause takes; `rank` the slow one, `cause` the phase in which it is.
-    `measured` says what it is made of, beside `shares`; `missing` what could not be measured.
+    `measured` says what it is made of, beside `shares`.
     """
 
     verdict: str
@@ -94,15 +93,22 @@ class Diagnosis:
     rank: int | None = None
     cause: str = ""
     measured: str = ""
-    missing: tuple[str, ...] = ()
     shares: Shares = field(default_factory=lambda: Shares({}), repr=False)
 
     def __repr__(self) -> str:
         rows = [f"next: {self.next_step}", self.measured, in_words(self.shares.mean)]
-        rows += [f"not measured: {what}" for what in self.missing]
         return "\n  ".join([self.sentence, *filter(None, rows)])
 
 
+_SAID = {
+    "data": "Each rank waits for data {share} of its time.",
+    "communication": "The gradients on their way take {share} of the time.",
+    "too small": "A step is so short ({step}) that {share} of it is the same for any batch.",
+    "validating": "Validating takes {share} of the time.",
+    "saving": "Saving takes {share} of the time.",
+    "callbacks": "Callbacks take {share} of the time.",
+    "balanced": "Nothing stands out: {share} of the time is computing.",
+}
 _NEXT = {
     "data": "workers=N reads with more processes; ds.cached(limit_gib) keeps the files on this "
     "host; make the transform smaller images first.",
@@ -117,8 +123,8 @@ _NEXT = {
 }
 _SLOW = {
     "data": "its disk or cores are slower, or its samples larger: ds.cached(limit_gib), workers=N.",
-    "compute": "%gpupool gpus shows who else uses its GPU, and its temperature.",
-    "optimizer": "%gpupool gpus shows who else uses its GPU, and its temperature.",
+    "compute": "look who else uses its GPU (%gpupool gpus), or its cores (top).",
+    "optimizer": "look who else uses its GPU (%gpupool gpus), or its cores (top).",
     "callbacks": "one of the callbacks does more on this rank: have it do less, or less often.",
 }
 
@@ -126,68 +132,56 @@ _SLOW = {
 def diagnose(history: TrainingHistory) -> Diagnosis:
     """The verdict on a training, also on one that still runs."""
     shares, num_steps = Shares.of(history), len(history.steps)
-    missing = ("communication: there is one rank",) if len(history.ranks) == 1 else ()
-    known: dict[str, Any] = {"missing": missing, "shares": shares}
-    if num_steps < LEAST_STEPS or not shares.by_rank:
-        return Diagnosis(
-            "unknown",
-            f"Too little to say: {num_steps} steps, and a verdict needs {LEAST_STEPS}.",
-            "train longer: max_steps=100 is enough.",
-            **known,
-        )
+    elapsed_s = max((sum(event.spent.values()) for event in history.ranks.values()), default=0.0)
+    if num_steps < LEAST_STEPS or elapsed_s < LEAST_S or not shares.by_rank:
+        said = f"Too little to say: a verdict needs {LEAST_STEPS} steps and {LEAST_S:g} s."
+        return Diagnosis("unknown", said, "train longer: max_steps=100 is enough.", shares=shares)
     step_s = median(event.step_s or 0.0 for event in history.ranks.values())
-    found = max(_causes(shares, step_s), key=lambda one: one.share)
-    if found.share < WORTH:
-        words = f"Nothing stands out: {percent(shares.mean['compute'], 0)} of the time"
-        found = _cause("balanced", 0.0, f"{words} is computing.")
     measured = f"{num_steps:,} steps, {milliseconds(step_s)} each"
-    return replace(found, measured=measured, **known)
+    slow = _slow_rank(shares.by_rank)
+    causes = _causes(shares, slow, step_s)
+    verdict = max(causes, key=lambda name: causes[name])
+    share = shown = causes[verdict]
+    if share < WORTH:
+        verdict, share, shown = "balanced", 0.0, shares.mean["compute"]
+    elif slow is not None and verdict == "slow rank":
+        return replace(slow, measured=measured, shares=shares)
+    said = _SAID[verdict].format(share=percent(shown, 0), step=milliseconds(step_s))
+    return Diagnosis(verdict, said, _NEXT[verdict], share, measured=measured, shares=shares)
 
 
-def _causes(shares: Shares, step_s: float) -> list[Diagnosis]:
-    """What takes time that a step need not take, each with its share."""
-    by_rank = shares.by_rank
-    data = median(one["data"] for one in by_rank.values())
-    exchange = min(one["exchange"] for one in by_rank.values())
-    callbacks = median(one["callbacks"] for one in by_rank.values())
-    found = [
-        _cause("data", data, f"Each rank waits for data {percent(data, 0)} of its time."),
-        _cause("callbacks", callbacks, f"Callbacks take {percent(callbacks, 0)} of the time."),
-    ]
-    for name, verb in (("validating", "Validating"), ("saving", "Saving")):
-        share = max(one[name] for one in by_rank.values())  # one rank writes, the others wait
-        found.append(_cause(name, share, f"{verb} takes {percent(share, 0)} of the time."))
-    if len(by_rank) > 1:
-        found += _slow_rank(shares)
-        words = f"The gradients on their way take {percent(exchange, 0)} of the time."
-        found.append(_cause("communication", exchange, words))
+def _causes(shares: Shares, slow: Diagnosis | None, step_s: float) -> dict[str, float]:
+    """What takes time that a step need not take: the share of each."""
+    ranks = shares.by_rank.values()
+    found = {name: median(one[name] for one in ranks) for name in ("data", "callbacks")}
+    # One rank writes, the others wait.
+    found |= {name: max(one[name] for one in ranks) for name in ("validating", "saving")}
+    if slow is not None:
+        found["slow rank"] = slow.share
+    if len(ranks) > 1:
+        found["communication"] = min(one["exchange"] for one in ranks)
     # The optimizer is none of it: that of a large network takes long for any batch.
     fixed = shares.mean["exchange"] + shares.mean["rest"]
-    if step_s < SHORT_STEP_S and fixed > max(one.share for one in found if one.verdict != "data"):
-        words = f"A step is so short ({milliseconds(step_s)}) that {percent(fixed, 0)} of it is"
-        found.append(_cause("too small", fixed, f"{words} the same for any batch."))
+    if step_s < SHORT_STEP_S and fixed > max(found[name] for name in found if name != "data"):
+        found["too small"] = fixed
     return found
 
 
-def _slow_rank(shares: Shares) -> list[Diagnosis]:
+def _slow_rank(by_rank: Mapping[int, Mapping[str, float]]) -> Diagnosis | None:
     """The rank that the others wait for, if its own time explains what they wait."""
-    by_rank = shares.by_rank
     own = {rank: sum(one[name] for name in _OWN) for rank, one in by_rank.items()}
     slow = max(own, key=lambda rank: own[rank])
-    if by_rank[slow]["saving"] >= WORTH:  # the thread that writes slows it down
-        return []
     others = [rank for rank in by_rank if rank != slow]
+    # Where it writes a checkpoint, the thread that does slows it down.
+    if not others or by_rank[slow]["saving"] >= WORTH:
+        return None
     gap = own[slow] - median(own[rank] for rank in others)
     waits = median(by_rank[rank]["exchange"] for rank in others) - by_rank[slow]["exchange"]
     if gap < WORTH or waits < EXPLAINS * gap:
-        return []
+        return None
     usual = {name: median(by_rank[rank][name] for rank in others) for name in _OWN}
     cause = max(_OWN, key=lambda name: by_rank[slow][name] - usual[name])
     what = {"data": "reading its data", "compute": "computing"}.get(cause, f"its {cause}")
     waited = f"The others wait for rank {slow} {percent(gap, 0)} of the time"
     sentence = f"{waited}: it is slower in {what}."
-    return [Diagnosis("slow rank", sentence, _SLOW[cause], gap, slow, cause)]
-
-
-def _cause(verdict: str, share: float, sentence: str) -> Diagnosis:
-    return Diagnosis(verdict, sentence, _NEXT[verdict], share)
+    return Diagnosis("slow rank", sentence, _SLOW[cause], gap, slow, cause)

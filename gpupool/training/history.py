@@ -1,7 +1,6 @@
 """The state of a training as the client sees it: events in, numbers and phrases out.
 
-Runs on the client. Views (`notebook/`) read a `TrainingHistory` and do no arithmetic of their
-own beyond scaling to pixels.
+Views (`notebook/`) read a `TrainingHistory`, and do no arithmetic beyond scaling to pixels.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ class Reads:
 
     def words(self) -> list[str]:
         """What is worth reporting, a phrase each."""
-        reason = f" ({self.reason})" if self.reason else ""
-        retried = [f"{many(self.num_retried, 'read')} retried{reason}"] * bool(self.num_retried)
-        return retried + [f"{many(self.num_skipped, 'sample')} skipped"] * bool(self.num_skipped)
+        retried = f"{many(self.num_retried, 'read')} retried"
+        retried += f" ({self.reason})" if self.reason else ""
+        skipped = f"{many(self.num_skipped, 'sample')} skipped"
+        return [retried] * bool(self.num_retried) + [skipped] * bool(self.num_skipped)
 
 
 @dataclass
@@ -75,14 +75,11 @@ class TrainingHistory:
     ranks: dict[int, events.RankEvent] = field(default_factory=dict)
     profile: events.ProfileEvent | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    num_without_improvement: int = field(default=0, init=False)
-    """How many validations there were since the best one; what `patience` limits."""
+    # Kept up to date: views ask many times a second, over many thousand steps.
     elapsed_s: float = field(default=0.0, init=False)
     """Seconds from the start of training to the last event."""
-    training_s: float = field(default=0.0, init=False)
-    """Seconds of training up to the last step, validations left out."""
-    # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False)
+    _training_s: float = field(default=0.0, init=False)  # validations left out
     _told_s: float = field(default=0.0, init=False)  # when the last step or validation was over
 
     def __repr__(self) -> str:
@@ -119,7 +116,7 @@ class TrainingHistory:
                 self.steps.append(event)
                 self.aside = None
                 self._num_samples += event.num_samples
-                self.training_s += event.elapsed_s - self._told_s
+                self._training_s += event.elapsed_s - self._told_s
                 self._told_s = event.elapsed_s
             case events.ProgressEvent():
                 self.aside = None if 0 < event.total <= event.done else event
@@ -127,9 +124,7 @@ class TrainingHistory:
                 self.validations.append(event)
                 self.aside = None
                 if event.is_best:  # the ranks decide that, by `objective`
-                    self.best, self.num_without_improvement = event, 0
-                elif self.best is not None:
-                    self.num_without_improvement += 1
+                    self.best = event
                 self._told_s = event.elapsed_s
             case events.DataEvent():
                 self.reads.add(event)
@@ -192,7 +187,7 @@ class TrainingHistory:
     @property
     def throughput(self) -> float:
         """Samples per second over all steps so far, waiting for data included, validation not."""
-        return self._num_samples / self.training_s if self.training_s > 0 else 0.0
+        return self._num_samples / self._training_s if self._training_s > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
@@ -216,7 +211,7 @@ class TrainingHistory:
             failed = f"failed: {self.error}" if self.status == "failed" else ""
             return failed or (f"starting: {stage}" if stage else self.status)
         last, val = self.steps[-1], self.validations[-1] if self.validations else None
-        eta = None if self.is_over else self.eta_s
+        eta = self.eta_s
         parts = [
             f"{self.status}  epoch {last.epoch}/{self.start.num_epochs}",
             f"step {last.step}/{self.num_steps or '?'}",

@@ -1,19 +1,33 @@
-"""What a training needs, checked before any rank starts, and packed. Runs on the client."""
+"""A job for the ranks: what the user gives, as data sets, checked, bound and packed.
+
+Runs on the client.
+"""
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpupool.core.errors import PoolError, TrainingError
+from gpupool.core.errors import OptionsError, PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
-from gpupool.core.options.datasets import is_stream, require_dataset, with_data
+from gpupool.core.network import NetworkInfo, Scaling, in_words, info_of
+from gpupool.core.options.datasets import (
+    NO_CLASS,
+    bound,
+    class_names,
+    is_stream,
+    labels_of,
+    parts_of,
+    require_dataset,
+    with_data,
+)
 from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
-from gpupool.core.options.named_measures import check_loss, check_metrics
+from gpupool.core.options.named_measures import CLASS_METRICS, check_loss, check_metrics
 from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
@@ -22,16 +36,111 @@ from gpupool.core.wire.values import Job
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
 from gpupool.pool.variables.buffers import Stored
+from gpupool.pool.variables.composite import value_of
 from gpupool.pool.variables.parcels import sources_of
-from gpupool.training.binding import bind_training
 from gpupool.training.head import require_module
-from gpupool.training.inputs import absolute, with_targets
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+_CLASS_LOSSES = ("cross_entropy", "nll", "CrossEntropyLoss", "NLLLoss")
 _PLACES = ("checkpoint", "tensorboard", "resume", "profile")
+
+
+# ---- arrays, pictures and URLs in the place of a data set ----------------------------------------
+
+
+def with_targets(given: Any, model: nn.Module) -> Any:
+    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is, and
+    of a Constant what the ranks have.
+
+    Raises:
+        TrainingError: both have another number of samples.
+    """
+    given = value_of(given)
+    if not (isinstance(given, tuple) and len(given) == 2 and all(map(_is_array, given))):
+        return given
+    from torch.utils.data import TensorDataset
+
+    inputs, targets = _as_tensor(given[0], model), _as_tensor(given[1], model, is_target=True)
+    if len(inputs) != len(targets):
+        raise TrainingError(
+            f"there are {len(inputs):,} inputs and {len(targets):,} targets: give as many of both."
+        )
+    return TensorDataset(inputs, targets)
+
+
+def of_inputs(given: Any, model: nn.Module) -> Any:
+    """What ranks make a data set of: tensors, lists of pictures or of their URLs, data sets.
+
+    A URL of a folder becomes a datastore, which lists it here, once; an iterator is walked through.
+    """
+    given = value_of(given)
+    if isinstance(given, (str, os.PathLike)):
+        if not os.fspath(given).lower().endswith(_PICTURES):
+            import gpupool
+
+            return gpupool.ImageDatastore(os.fspath(given), labels=None)
+        given = [given]
+    elif _is_picture(given):
+        given = [given]
+    given = list(given) if hasattr(given, "__next__") else with_targets(given, model)
+    if isinstance(given, (list, tuple)) and given:
+        if all(isinstance(one, (str, os.PathLike)) for one in given):
+            return [absolute(os.fspath(one)) for one in given]
+        if isinstance(given[0], (int, float, list)):
+            import numpy as np
+
+            given = np.asarray(given)
+    return _as_tensor(given, model) if _is_array(given) else given
+
+
+def _as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tensor:
+    """A tensor as it is; an array in the precision of the network, whole targets as int64.
+
+    uint8 arrays (..., height, width, channels) are pictures, as of Pillow: channels come first
+    then. A single picture becomes one of a batch.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        found, is_picture = given, given.dtype == torch.uint8 and given.shape[:-2] in ((1,), (3,))
+    else:
+        array = np.asarray(given)
+        if array.dtype.kind not in "biuf":
+            raise TrainingError(
+                f"an array of {array.dtype} is none of numbers; give numbers, or a data set."
+            )
+        is_picture = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] in (1, 3)
+        if is_picture and not is_target:
+            array = np.moveaxis(array, -1, -3)
+        found = torch.from_numpy(np.ascontiguousarray(array))
+        if found.is_floating_point():
+            found = found.to(next((p.dtype for p in model.parameters()), torch.float32))
+        elif is_target and found.dtype != torch.bool:
+            found = found.long()
+    return found[None] if is_picture and not is_target and found.ndim == 3 else found
+
+
+def _is_array(given: Any) -> bool:
+    # numpy's, torch's, and what can become one of numpy's.
+    return hasattr(given, "shape") and hasattr(given, "__array__") and not _is_picture(given)
+
+
+def _is_picture(given: Any) -> bool:
+    """Whether it is an image of Pillow, which is not imported for this."""
+    return any(cls.__module__ == "PIL.Image" for cls in type(given).__mro__)
+
+
+def absolute(url: str) -> str:
+    """A path as seen from any folder, as that of a rank is another; URLs stay."""
+    # "::" chains file systems in fsspec's URLs, as in "zip::s3://...".
+    return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
+
+
+# ---- a training ----------------------------------------------------------------------------------
 
 
 def prepared(
@@ -53,8 +162,7 @@ def prepared(
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model)
-    job = TrainingJob(model, dataset, chosen_loss(loss, model), options, validation)
-    return bind_training(job)
+    return _matched(TrainingJob(model, dataset, chosen_loss(loss, model), options, validation))
 
 
 def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:
@@ -64,6 +172,121 @@ def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> N
     if validation is not None:
         require_dataset("validation", validation)
     check_loss(loss)
+
+
+def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
+    """The options with relative paths made absolute; URLs stay."""
+    given = {name: getattr(options, name) for name in _PLACES}
+    paths: dict[str, Any] = {
+        name: absolute(value)
+        for name, value in given.items()
+        if isinstance(value, str) and value != "auto"
+    }
+    if isinstance(options.profile, Profile):
+        paths["profile"] = replace(options.profile, url=absolute(options.profile.url))
+    return replace(options, **paths)
+
+
+# ---- what data and network know of each other: classes by name, normalization, numbers -----------
+
+
+def _matched(job: TrainingJob) -> TrainingJob:
+    """The job with the classes of its network and data matched by name; or an error."""
+    known, fits = info_of(job.model), job.options.normalize == "fit"
+    names = known.classes or class_names(job.dataset)
+    whose = "the network does" if known.classes else "the training data do"
+    dataset = bound(job.dataset, names, "dataset", whose)
+    validation = bound(job.validation, names, "validation", whose)
+    labels = labels_of(dataset)
+    if labels is not None and len(labels) and (labels == NO_CLASS).all():
+        raise TrainingError(
+            "the images of dataset have no labels, and training needs them: see labels= of "
+            "gpupool.ImageDatastore."
+        )
+    own = None if fits else _scaling_of(dataset)
+    scaling = own or (None if fits else known.normalization)
+    if not fits:
+        _check_scaling("validation", validation, "the training data", scaling)
+    num_classes = max(_num_outputs(one, job.loss) for one in (dataset, validation))
+    is_raw = own is None and (fits or scaling is not None)
+    network = NetworkInfo(names, scaling, from_raw=is_raw)
+    return replace(
+        job, dataset=dataset, validation=validation, network=network, num_classes=num_classes
+    )
+
+
+def bind(job: InferenceJob, what: str) -> InferenceJob:
+    """The job with its data as the network counts its classes; what has no names is left as it is.
+
+    Raises:
+        TrainingError: the data have classes that the network does not know.
+        OptionsError: they have another normalization.
+    """
+    known, dataset = info_of(job.model), job.dataset
+    names, ours = class_names(dataset), known.normalization
+    # Pictures below one folder that is no class are new ones, to be predicted.
+    if not (what == "predict" and len(names) == 1 and names[0] not in known.classes):
+        dataset = bound(dataset, known.classes, "dataset", "the network does")
+    own = None if ours is None else _check_scaling("dataset", dataset, "the network", ours)
+    # Tensors and new pictures are raw, and so are data like those of a training on raw ones;
+    # other data sets with classes may be normalized in their own way.
+    if ours is not None and own is None and names and not known.from_raw:
+        warnings.warn(
+            f"{what}: the data set has no normalization; that of the network's training is applied "
+            f"({in_words(ours)}). Its own transform must not normalize as well.",
+            stacklevel=2,
+        )
+    # With a metric of classes, the outputs must be as many, as with a loss over classes.
+    metrics = [job.metrics] if isinstance(job.metrics, str) else job.metrics
+    are_names = not isinstance(metrics, Mapping) and any(m in CLASS_METRICS for m in metrics)
+    loss = "cross_entropy" if what == "confusion" or are_names else job.loss
+    return replace(job, dataset=dataset, network=known, num_classes=_num_outputs(dataset, loss))
+
+
+def _scaling_of(dataset: Any) -> Scaling | None:
+    """The normalization that a data set asks for, or all that it is made of; None without one."""
+    found = getattr(dataset, "normalization", None)
+    if found is not None:
+        mean, std = found
+        return tuple(map(float, mean)), tuple(map(float, std))
+    asked = {_scaling_of(part) for part in parts_of(dataset)}
+    return asked.pop() if len(asked) == 1 else None
+
+
+def _check_scaling(what: str, dataset: Any, whose: str, ours: Scaling | None) -> Scaling | None:
+    """The normalization of a data set: none, or that of the others."""
+    own = _scaling_of(dataset)
+    if own is not None and own != ours:
+        there = "has none" if ours is None else f"has {in_words(ours)}"
+        raise OptionsError(
+            f"{what} has a normalization of its own ({in_words(own)}), and {whose} {there}: give "
+            "both the same by with_normalization."
+        )
+    return own
+
+
+def _num_outputs(dataset: Any, loss: Any) -> int:
+    """How many outputs a loss over classes needs, as far as no sample has to be read for it.
+
+    0 for another loss, and where only the samples show it.
+    """
+    if (loss if isinstance(loss, str) else type(loss).__name__) not in _CLASS_LOSSES:
+        return 0
+    num_names, labels = len(class_names(dataset)), labels_of(dataset)
+    if labels is None:
+        return num_names
+    ignored = getattr(loss, "ignore_index", NO_CLASS)
+    counted = labels[(labels != ignored) & (labels != NO_CLASS)]
+    # On a GPU it would cost the rank.
+    if len(counted) and counted.min() < 0:
+        raise TrainingError(
+            f"the targets have class {counted.min()}: classes are counted from 0, and {ignored} "
+            "means none."
+        )
+    return max(num_names, int(counted.max(initial=-1)) + 1)
+
+
+# ---- to the ranks --------------------------------------------------------------------------------
 
 
 class SentJob(NamedTuple):
@@ -91,13 +314,13 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     """
     parcels, buffers = pool.variables.parcels, pool.variables.buffers
 
-    def pack(part: object) -> JobPacker:
-        packer = JobPacker(parcels.parcel_of)
-        packer.dump(part)
-        return packer
-
     def packed(part: object) -> JobPacker:
-        return with_imports_by_name(partial(pack, part))
+        def pack() -> JobPacker:
+            packer = JobPacker(parcels.parcel_of)
+            packer.dump(part)
+            return packer
+
+        return with_imports_by_name(pack)
 
     try:
         packer = packed(job)
@@ -117,16 +340,3 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     sources = sources_of(packer.filenames)
     sent = Job(uuid.uuid4().hex, wire, notebook_place().sys_path, sources)
     return SentJob(sent, contents, packer.constants)
-
-
-def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
-    """The options with relative paths made absolute; URLs stay."""
-    given = {name: getattr(options, name) for name in _PLACES}
-    paths: dict[str, Any] = {
-        name: absolute(value)
-        for name, value in given.items()
-        if isinstance(value, str) and value != "auto"
-    }
-    if isinstance(options.profile, Profile):
-        paths["profile"] = replace(options.profile, url=absolute(options.profile.url))
-    return replace(options, **paths)

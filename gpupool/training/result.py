@@ -1,26 +1,28 @@
-"""What training leaves behind. Runs on the client."""
+"""What a training leaves behind, and several trainings side by side. Runs on the client."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import Table, duration, measured, number, percent
+from gpupool.core.formatting import NONE, Table, duration, measured, number, percent, text_table
 from gpupool.core.network import info_of
+from gpupool.core.options.fields import written
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.doctor import Diagnosis, Shares, diagnose
-from gpupool.training.history import TrainingHistory, after, ending, figure
-from gpupool.training.predict import predict
-from gpupool.training.worst import WorstSamples, worst_samples
+from gpupool.training.history import TrainingHistory, after, best_of, ending, figure
+from gpupool.training.inference import WorstSamples, predict, worst_samples
 
 if TYPE_CHECKING:
     from torch import nn
 
 Rows = list[tuple[str, str]]
+RESULTS = ("Ranks", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")  # that are compared
 
 
 @dataclass(frozen=True)
@@ -194,11 +196,9 @@ class TrainingResult:
         return [(label, value) for label, value in rows.items() if value]
 
     def __repr__(self) -> str:
-        rows = self.rows()
-        width = max(len(label) for label, _ in rows)
-        lines = [f"  {label.lower():<{width}}  {value}" for label, value in rows]
-        lines += [f"  warning: {sentence}" for sentence in self.warnings]
-        return "\n".join([f"TrainingResult: {self.headline}", *lines])
+        table = text_table([(f"  {label.lower()}", value) for label, value in self.rows()])
+        warnings = (f"  warning: {sentence}" for sentence in self.warnings)
+        return "\n".join([f"TrainingResult: {self.headline}", table, *warnings])
 
 
 def measured_by(event: StepEvent | ValidationEvent) -> Rows:
@@ -213,3 +213,66 @@ def measured_by(event: StepEvent | ValidationEvent) -> Rows:
 def in_words(values: Rows) -> str:
     """The values in a line."""
     return ", ".join(f"{name} {value}" for name, value in values)
+
+
+def picture_transform(validation: Any) -> Any:
+    """What a single picture goes through: the transform of a datastore of images that was
+    validated on, or of what it is a part of; None without."""
+    while hasattr(validation, "dataset") and hasattr(validation, "indices"):
+        validation = validation.dataset
+    # Masks go through a transform together with their images.
+    is_ours = hasattr(validation, "with_normalization") and not hasattr(validation, "mask_paths")
+    return validation.transform if is_ours else None
+
+
+# ---- side by side --------------------------------------------------------------------------------
+
+
+class Comparison(Table):
+    """A row for each training: its name, the options that differ, and what came out (`RESULTS`)."""
+
+
+def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
+    """The options in which several trainings differ, and what came out, in a table.
+
+    Loss and accuracy are means over the last epoch.
+
+    Args:
+        trainings: what `train` has given: results, or runs that have not ended; or their histories.
+        names: one for each; numbers unless given.
+
+    Raises:
+        TrainingError: there is none, something else is among them, or names are too few.
+    """
+    histories = [getattr(one, "history", one) for one in trainings]
+    names = [str(n) for n in range(1, len(histories) + 1)] if names is None else names
+    are_all = all(isinstance(one, TrainingHistory) for one in histories)
+    if not histories or not are_all or len(names) != len(histories):
+        raise TrainingError(
+            "compare takes results of gpupool.train, and as many names: compare(result1, result2, "
+            "names=['a', 'b'])."
+        )
+    usual, differ = TrainingOptions(), dict[str, list[str]]()
+    for option in dict.fromkeys(name for one in histories for name in one.options):
+        values = [one.options.get(option, written(usual, option)) for one in histories]
+        if len(set(values)) > 1:
+            differ[option] = values
+    results = zip(*map(_results, histories), strict=True)
+    rows = zip(names, *differ.values(), *results, strict=True)
+    title = f"{len(histories)} trainings"
+    return Comparison(title, ("", *differ, *RESULTS), tuple(rows))
+
+
+def _results(history: TrainingHistory) -> tuple[str, ...]:
+    start = history.start
+    last = history.steps[-(start.steps_per_epoch if start else 0) or -1 :]
+    accuracies = [one.accuracy for one in last if one.accuracy is not None]
+    return (
+        str(start.world_size) if start else NONE,
+        number(len(history.steps)),
+        duration(history.elapsed_s),
+        f"{number(history.throughput)} {start.unit if start else 'samples'}",
+        figure(fmean(one.loss for one in last) if last else None),
+        percent(fmean(accuracies) if accuracies else None),
+        best_of(history),
+    )

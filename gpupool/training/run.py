@@ -1,8 +1,8 @@
 """Train one network on the ranks of the pool that train. Runs on the client.
 
-The job (model, data, loss, options) is pickled once, and read by each of them; the first one sends
-events while it trains, and leaves the weights in a file. When a rank dies, the pool replaces it,
-and the same job resumes from its last checkpoint, if that is wanted.
+The job is pickled once, and read by each of them; the first one sends events while it trains, and
+leaves the weights in a file. When a rank dies, the pool replaces it, and the same job resumes from
+its last checkpoint, if that is wanted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.training.doctor import Diagnosis, diagnose
 from gpupool.training.history import TrainingHistory
-from gpupool.training.inputs import picture_transform
 from gpupool.training.job import prepared, send_job
-from gpupool.training.result import TrainingResult
+from gpupool.training.result import TrainingResult, picture_transform
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,21 +78,20 @@ class TrainingRun:
         job = prepared(model, dataset, loss, options, validation)
         self.options, self.loss, self._validation = job.options, job.loss, job.validation
         self.history = TrainingHistory(options=changed(job.options))
-        self._result: Callable[[], TrainingResult | None] = lambda: None
-        self._pool, self._ranks = pool, pool.training_ranks[: num_ranks or None]
-        self._num_ranks = num_ranks
+        self._pool, self._num_ranks = pool, num_ranks
+        self._ranks = pool.training_ranks[: num_ranks or None]
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy_of(model).cpu()
         self._network = job.network or NetworkInfo()
         self._listeners: list[Listener] = []
+        self._result: Callable[[], TrainingResult | None] = lambda: None
         self._error: BaseException | None = None
         self._trial = current.trial.get()  # of a sweep
-        # Added when all have replied and the weights are there.
-        self._end: events.EndEvent | None = None
+        self._end: events.EndEvent | None = None  # told when the weights are there
         self._over: Future[None] = Future()
         self._over.set_running_or_notify_cancel()  # to cancel what waits for it is no end
         self._stopping = self._aborting = False
-        self._last_step: int | None = None  # of the newest checkpoint when a rank died
+        self._last_step = -1  # of the newest checkpoint when a rank died
         self._weights_path = pool.engines.new_file("weights.pt")
         self._job = send_job(pool, replace(job, model=self._model))
         self.on_print: OnOutput = lambda rank, kind, content: None
@@ -101,6 +99,8 @@ class TrainingRun:
         self._recorder = OutputRecorder(
             self._ranks, pool.secrets, lambda *printed: self.on_print(*printed)
         )
+        self.outputs: Mapping[int, RankOutput] = self._recorder.outputs
+        """What each rank that trains has printed so far."""
         self.history.add(events.ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin()
@@ -110,16 +110,8 @@ class TrainingRun:
         return f"TrainingRun({self.history.line()})"
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener(history)` after every batch of events, and once after the end.
-
-        It is called in a background thread.
-        """
+        """Call `listener(history)` after every batch of events and after the end, in a thread."""
         self._listeners.append(listener)
-
-    @property
-    def outputs(self) -> Mapping[int, RankOutput]:
-        """What each rank that trains has printed so far."""
-        return self._recorder.outputs
 
     def text(self, rank: int) -> str:
         """What a rank that trains has printed so far."""
@@ -211,7 +203,7 @@ class TrainingRun:
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
         asked = self._pool.engines.control(Stop(self._job.wire.name, at_once), self._ranks)
-        done, _ = wait(asked.values(), timeout=wait_s)
+        done = wait(asked.values(), timeout=wait_s).done
         found = {rank: future.result().found for rank, future in asked.items() if future in done}
         return {rank: waits for rank, waits in found.items() if waits is not None}
 
@@ -247,9 +239,10 @@ class TrainingRun:
                     continue
                 case events.StartEvent():
                     event = self._with_places(event)
-                # Without a checkpoint it begins again, and no event says from where.
-                case events.ResumeEvent() | events.StepEvent(step=1):
-                    self._tell_restart(event)
+                case events.ResumeEvent():
+                    self._tell_restart(f" from step {event.step}")
+                case events.StepEvent(step=1):  # without a checkpoint
+                    self._tell_restart(" from the beginning")
                 case events.ValidationEvent():
                     self._tell_trial(event)
             self.history.add(event)
@@ -263,12 +256,11 @@ class TrainingRun:
         hosts = tuple(rank.host for rank in here if rank.host)
         return replace(event, ranks=self._ranks, devices=devices, hosts=hosts)
 
-    def _tell_restart(self, event: events.ResumeEvent | events.StepEvent) -> None:
+    def _tell_restart(self, place: str) -> None:
         """The last sentence on a lost rank says from where training has resumed, once."""
         said = self.history.restarts
         if said and said[-1].endswith("training resumed"):
-            is_known = isinstance(event, events.ResumeEvent)
-            said[-1] += f" from step {event.step}" if is_known else " from the beginning"
+            said[-1] += place
 
     def _tell_trial(self, event: events.ValidationEvent) -> None:
         """Report a validation to the trial of a sweep that this is part of, which may end it."""
@@ -338,7 +330,7 @@ class TrainingRun:
             return False
         before, newest = self._last_step, self.history.newest
         self._last_step = newest.step if newest else 0
-        return before is None or self._last_step > before
+        return self._last_step > before
 
     def _with_checkpoint(self, error: BaseException) -> BaseException:
         """The error, which names the last checkpoint if there is one."""
@@ -359,9 +351,8 @@ class TrainingRun:
         self._notify()
         path = self._pool.carrier.bring_file(self._ranks[0], self._weights_path)
         load(self._model, torch.load(path, map_location="cpu", weights_only=True))
-        known = self._network
-        network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)
-        give(self._model, network)
+        scaling, shape = reply.normalization, reply.input_shape
+        give(self._model, replace(self._network, normalization=scaling, input_shape=shape))
 
     def _notify(self) -> None:
         for listener in self._listeners:

@@ -10,7 +10,7 @@ Speed-up on N ranks is X(N) / X(1), efficiency X(N) / (N X(1)), where X is sampl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,10 +81,10 @@ class Scaling:
             return f"{'; '.join(filter(None, parts))}."
         said = f"{ranks} give {self.speedup(most):.1f} x"
         others = {name: share for name, share in most.shares.items() if name != "compute"}
-        name = max(others, key=lambda one: others[one], default="")
-        if not name or others[name] < WORTH:
+        name = max(others, key=lambda one: others[one])
+        if others[name] < WORTH:
             return f"{said} of {rank_count(fewest.num_ranks)}."
-        first = next(size for size in self.sizes if size.shares.get(name, 0.0) >= WORTH)
+        first = next(size for size in self.sizes if size.shares[name] >= WORTH)
         share = percent(others[name], 0)
         return f"{said}; from {first.num_ranks} on {PHASE_WORDS[name]} takes {share}."
 
@@ -92,11 +92,11 @@ class Scaling:
         """A row for each size, as `COLUMNS` says."""
         rows = []
         for size in self.sizes:
-            mean, least, most = self.efficiency(size)
-            speed, each = f"{self.speedup(size):.2f}", f"{mean:.2f} ({least:.2f}-{most:.2f})"
-            shares = (percent(size.shares.get(name, 0.0), 0) for name in PHASES)
             counts = map(number, (size.num_ranks, size.batch_size, size.rate))
-            rows.append((*counts, speed, each, *shares))
+            speedup = f"{self.speedup(size):.2f}"
+            efficiency = "{:.2f} ({:.2f}-{:.2f})".format(*self.efficiency(size))
+            shares = (percent(size.shares[name], 0) for name in PHASES)
+            rows.append((*counts, speedup, efficiency, *shares))
         return rows
 
     def __repr__(self) -> str:
@@ -173,15 +173,13 @@ def _for_measuring(
     """With as many epochs as the steps need, and nothing beside them."""
     per_epoch = steps if is_stream(data) else -(-len(data) // batch_size)
     epochs = -(-steps // max(1, per_epoch))
-    usual: dict[str, Any] = {
-        one.name: one.default for one in fields(TrainingOptions) if one.name in _USUAL
-    }
+    usual: dict[str, Any] = {name: getattr(TrainingOptions(), name) for name in _USUAL}
     return replace(options, **usual, batch_size=batch_size, epochs=epochs, max_steps=steps)
 
 
 def _measured(num_ranks: int, batch_size: int, histories: Sequence[TrainingHistory]) -> Size:
-    shares = list(filter(None, (Shares.of(history).mean for history in histories)))
-    means = {name: fmean(one[name] for one in shares) for name in PHASES} if shares else {}
+    shares = [found for history in histories if (found := Shares.of(history).mean)]
+    means = {name: fmean(one[name] for one in shares) if shares else 0.0 for name in PHASES}
     return Size(num_ranks, batch_size, tuple(map(_rate, histories)), means)
 
 

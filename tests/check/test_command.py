@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpupool.check.hosts import STAGES
+from gpupool.check.command import STAGES
 from gpupool.core.machine.gpus import discover
 from tests.servers.s3 import SeaweedServer
 from tests.support.processes import gone, until

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from gpupool.notebook.sweep import sweep_html
-from gpupool.training.sweep.result import SweepProgress, Trial
+from gpupool.training.sweep import SweepProgress, Trial
 from tests.notebook.page.test_hostile_markup import HOSTILE, assert_harmless
 
 COURSE = [(1, 0.4), (2, float("nan")), (3, 0.9)]

@@ -22,9 +22,9 @@ from gpupool.core.wire.events import (
 )
 from gpupool.notebook.monitor.words import headline, remaining
 from gpupool.notebook.page.markup import table_html
-from gpupool.training.compare import RESULTS
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import with_absolute_paths
+from gpupool.training.result import RESULTS
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
 

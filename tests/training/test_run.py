@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import signal
 import threading
@@ -16,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from gpupool import (
     DataError,
@@ -31,7 +30,10 @@ from gpupool import (
     predict,
     replace_head,
 )
+from gpupool.core.wire.pickles import namespace
+from gpupool.notebook.cells.line_view import QuietView
 from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
+from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.training.history import TrainingHistory
 from tests.support.pools import Pools
 from tests.support.raising import frames_of_ours, raises
@@ -53,14 +55,22 @@ class FailsAt(Dataset[Any]):
         return self.samples[index]
 
 
+def begun(
+    pool: Pool,
+    dataset: Any,
+    show: Callable[[TrainingRun], None] = lambda run: None,
+    **settings: Any,
+) -> TrainingRun:
+    """A training that goes on."""
+    options = TrainingOptions(**{"batch_size": 4, "epochs": 1} | settings)
+    return TrainingRun(pool, network(), dataset, "cross_entropy", options, None, show)
+
+
 def test_a_rank_that_dies_at_one_place_again_ends_the_training(
     pools: Pools, tmp_path: Path
 ) -> None:
-    options = TrainingOptions(
-        checkpoint=str(tmp_path), on_failure="resume", epochs=1, batch_size=4, workers=0
-    )
     deadly = FailsAt(9, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run = TrainingRun(pools[1], network(), deadly, "cross_entropy", options, None)
+    run = begun(pools[1], deadly, checkpoint=str(tmp_path), on_failure="resume", workers=0)
     with raises(SpmdError, ename="EngineDiedError"):
         run.result()
     assert len(run.history.restarts) == 1
@@ -81,18 +91,37 @@ def test_the_result_is_a_new_module_on_the_cpu(pools: Pools) -> None:
     assert not [path for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
 
 
-def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
-    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+OF_MODULE = """
+import threading
+class Log:
+    def __init__(self): self._lock, self.lines = threading.Lock(), []
+    def info(self, text, *words): print(text.format(*words))
+log = Log()
+"""
+
+
+def test_what_an_import_gives_travels_by_its_name(
+    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "users_networks.py").write_text(
-        "from torch import nn\nclass Mine(nn.Linear): ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    network = importlib.import_module("users_networks").Mine(4, 3)
-    data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
-    for num_ranks in (1, 2):
-        assert train_on(pools[num_ranks], network, data, batch_size=4).stopped_by == "epochs"
-    assert predict(network, data, pool=pools[2]).shape == (8, 3)
+    (tmp_path / "log_of_test.py").write_text(OF_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    space = namespace()
+    before = dict(space)
+    try:
+        exec("from log_of_test import log\ndef noisy(info): log.info('step {}', info.step)", space)
+        notebook = Notebook(space, str)
+        source, view = "log.info('rank {}', rank)", QuietView()
+        result = SpmdRun(pool2, source, (0, 1), view, notebook=notebook).result()
+        assert [result.text(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
+        settings = {"callbacks": space["noisy"], "epochs": 1, "batch_size": 8}
+        found = train_on(pool2, network(), samples(8), **settings)
+        assert "step 1" in found.text(0)
+        exec("import threading; log = threading.Lock()", space)  # no module has this one
+        with raises(TrainingError, "options", "callbacks[0]", " log"):
+            train_on(pool2, network(), samples(8), **settings)
+    finally:
+        space.clear()
+        space.update(before)
 
 
 def test_weights_that_a_hook_computes_are_trained(pools: Pools) -> None:
@@ -162,12 +191,8 @@ def test_a_torchscript_network_is_refused_by_its_name(pools: Pools) -> None:
 
 
 def test_stop_means_one_training_also_before_it_has_its_turn(pools: Pools, tmp_path: Path) -> None:
-    options = TrainingOptions(batch_size=4, epochs=2)
     goes_on = tmp_path / "goes on"
-    first, second = (
-        TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
-        for _ in range(2)
-    )
+    first, second = (begun(pools[2], Held(40, goes_on), epochs=2) for _ in range(2))
     second.stop()
     goes_on.touch()
     assert first.result().stopped_by == "epochs"
@@ -175,15 +200,13 @@ def test_stop_means_one_training_also_before_it_has_its_turn(pools: Pools, tmp_p
 
 
 def test_a_listener_that_fails_harms_nobody(pools: Pools, caplog: pytest.LogCaptureFixture) -> None:
-    options = TrainingOptions(batch_size=4, epochs=1)
     heard: list[str] = []
 
     def show(run: TrainingRun) -> None:
         run.add_listener(lambda history: heard.append(history.nothing))  # type: ignore[attr-defined]
         run.add_listener(lambda history: heard.append(history.status))
 
-    run = TrainingRun(pools[2], network(), samples(16), "cross_entropy", options, None, show)
-    assert run.result().stopped_by == "epochs"
+    assert begun(pools[2], samples(16), show).result().stopped_by == "epochs"
     assert heard[-1] == "finished"
     assert "a listener of a training has failed" in caplog.text
 
@@ -199,8 +222,7 @@ def test_it_is_over_when_the_network_is_there_and_not_before(pools: Pools) -> No
 
         run.add_listener(listen)
 
-    options = TrainingOptions(batch_size=4, max_steps=2)
-    run = TrainingRun(pools[2], network(), samples(8), "cross_entropy", options, None, show)
+    run = begun(pools[2], samples(8), show, max_steps=2)
     assert run.result().history.status == seen[-1] == "finished"
     assert seen.count("finished") == 1  # the last event of a rank came before it
     assert sorted(run.history.ranks) == [0, 1]
@@ -230,14 +252,13 @@ def press() -> None:
 def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
     pools: Pools, tmp_path: Path
 ) -> None:
-    options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
     fails = tmp_path / "fails"
 
     def fail() -> None:
         wait_until(fails.exists)
         raise DataError("sample 31 is damaged")
 
-    run = TrainingRun(pools[2], network(), FailsAt(31, fail), "cross_entropy", options, None)
+    run = begun(pools[2], FailsAt(31, fail), batch_size=8, shuffle="never")
 
     async def cancelled() -> None:
         with pytest.raises(asyncio.TimeoutError):
@@ -255,8 +276,7 @@ def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
 
 def long_run(pool: Pool, sample_s: float) -> TrainingRun:
     """A training that has begun, and goes on until it is stopped."""
-    options = TrainingOptions(batch_size=4, epochs=10_000)
-    run = TrainingRun(pool, network(), Slow(64, sample_s), "cross_entropy", options, None)
+    run = begun(pool, Slow(64, sample_s), epochs=10_000)
     wait_until(lambda: run.history.start is not None)
     return run
 

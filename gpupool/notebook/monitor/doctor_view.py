@@ -31,8 +31,7 @@ def diagnosis_html(found: Diagnosis) -> str:
     colour = markup.GREEN if found.verdict == "balanced" else markup.AMBER
     head = f"<div>{markup.badge(found.verdict, colour)}<b>{escape(found.sentence)}</b></div>"
     following = f"<div>Next: {escape(found.next_step)}</div>"
-    beside = [found.measured, *(f"not measured: {one}" for one in found.missing)]
-    notes = "".join(f"<div>{markup.muted(escape(one))}</div>" for one in beside if one)
+    notes = f"<div>{markup.muted(escape(found.measured))}</div>" if found.measured else ""
     return markup.card(head, following, shares_html(found.shares), notes)
 
 

@@ -13,7 +13,7 @@ from gpupool.notebook.page import markup
 from gpupool.training.result import TrainingResult, in_words, measured_by
 
 if TYPE_CHECKING:
-    from gpupool.training.confusion import ConfusionMatrix
+    from gpupool.training.inference import ConfusionMatrix
 
 _MAX_SHOWN = 40  # classes
 _RIGHT, _WRONG = "0,114,189", "217,83,25"  # as MATLAB's confusionchart has them

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from gpupool import Pool, TrainingError
 from gpupool.notebook.objects import preview_html
-from gpupool.training.worst import worst_samples
+from gpupool.training.inference import worst_samples
 from tests.engine.batches.streams import Stream
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools

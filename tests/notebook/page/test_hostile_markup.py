@@ -24,7 +24,7 @@ from gpupool.notebook.monitor.board import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
-from gpupool.training.confusion import ConfusionMatrix
+from gpupool.training.inference import ConfusionMatrix
 from gpupool.training.result import TrainingResult
 from tests.data.pictures import image_file
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool import Pool
-from gpupool.training.sweep.result import SweepProgress, SweepResult
-from gpupool.training.sweep.sweep import run_sweep
+from gpupool.training.sweep import SweepProgress, SweepResult, run_sweep
 
 USUAL: dict[str, Any] = dict.fromkeys(("trials", "pruner", "metric", "storage", "name"))
 USUAL |= {"sampler": "grid", "direction": "minimize", "seed": 0, "on": "ranks"}

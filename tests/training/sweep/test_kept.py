@@ -1,4 +1,4 @@
-"""Sweeps that go on: after a notebook or a rank was killed."""
+"""Sweeps that go on: after a notebook was killed, or a storage lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import optuna
 import pytest
 
 from gpupool import DataError, OptionsError, Pool
-from gpupool.training.sweep.journal import StoreJournal
+from gpupool.training.study import StoreJournal
 from tests.servers.s3 import SeaweedServer
 from tests.support.environment import environment
-from tests.support.processes import engine_pid, notebook, until
+from tests.support.processes import notebook, until
 from tests.training.sweep.sweeps import noted, noting, states, swept
 
 SCRIPT = """
@@ -105,27 +104,3 @@ def test_optuna_says_what_a_trial_that_waits_is_to_try() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"x": 1})
     assert study.trials[0].system_attrs["fixed_params"] == {"x": 1}
-
-
-@pytest.mark.timeout(300)
-def test_ranks_that_are_killed_cost_no_trial(pool2: Pool, tmp_path: Path) -> None:
-    is_over, draw = threading.Event(), random.Random(7)
-
-    def kill() -> None:
-        for _ in range(10):
-            is_over.wait(0.2 + draw.random())
-            pool2.wait_until_usable()
-            if not is_over.is_set():
-                os.kill(engine_pid(pool2, draw.randrange(2)), signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    result = swept(pool2, noting(tmp_path, lambda x: time.sleep(0.4)), {"x": range(24)})
-    is_over.set()
-    killer.join()
-    trials = result.progress.trials
-    assert [one.params["x"] for one in trials] == [*range(24)]
-    lost = {one.params["x"] for one in trials if one.state == "failed"}  # their ranks died twice
-    assert all("EngineDiedError" in one.error for one in trials if one.state != "done")
-    assert {*noted(tmp_path)} | lost == {*range(24)}
-    assert len(lost) < 6

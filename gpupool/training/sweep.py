@@ -5,6 +5,8 @@ Only the notebook has the study, which it asks and tells: ranks get a plain dict
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 import os
 import time
@@ -15,18 +17,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpupool.core import current
 from gpupool.core.errors import GpuPoolError, OptionsError, Pruned, SpmdError
-from gpupool.core.formatting import shortened
+from gpupool.core.formatting import measured, shortened, text_table
 from gpupool.core.options import checks
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
 from gpupool.pool.tasks import Report, Task
-from gpupool.training.sweep.result import SweepProgress, SweepResult, Trial
-from gpupool.training.sweep.space import distributions, grid
+
+if TYPE_CHECKING:
+    import optuna
 
 # As Optuna names them.
 _SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "random": "RandomSampler"}
@@ -35,7 +38,142 @@ _PRUNERS = {None: "NopPruner", "median": "MedianPruner", "hyperband": "Hyperband
 _PRUNERS |= {"successive_halving": "SuccessiveHalvingPruner"}
 _STATES = {"Pruned": "pruned", "KeyboardInterrupt": "stopped", "CancelledError": "stopped"}
 _TRIED = 3  # so many trials, and one for each rank, have failed before all are given up
+_KINDS = "give a list of values, a range of whole numbers, (low, high) or gpupool.log(low, high)"
 Params = dict[str, Any]
+
+
+# ---- what it may choose from ---------------------------------------------------------------------
+
+
+class LogRange(NamedTuple):
+    """Numbers that are drawn on a log scale: see `log`."""
+
+    low: float
+    high: float
+
+
+def log(low: float, high: float) -> LogRange:
+    """A range for a sweep: between 1e-5 and 1e-4 lie as many trials as between 1e-2 and 1e-1."""
+    for name, value in (("low", low), ("high", high)):
+        checks.number()(name, value)
+    if not 0 < low < high < math.inf:
+        raise OptionsError(f"gpupool.log({low:g}, {high:g}): 0 < low < high is needed.")
+    return LogRange(float(low), float(high))
+
+
+def distributions(space: Any) -> dict[str, Any]:
+    """The space as Optuna knows it. OptionsError: part of it is nothing to choose from."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if not isinstance(space, Mapping) or not space:
+        raise OptionsError(f"space={space!r}: write {{'width': [64, 128]}}; for a name {_KINDS}.")
+    found: dict[str, Any] = {}
+    for name, values in space.items():
+        if isinstance(values, tuple) and _is_interval(values):
+            low, high = values
+            found[name] = FloatDistribution(low, high, log=isinstance(values, LogRange))
+        elif not isinstance(values, list | range) or not values:
+            raise OptionsError(f"space[{name!r}]={values!r} is nothing to choose from: {_KINDS}.")
+        elif isinstance(values, range):
+            found[name] = IntDistribution(min(values), max(values), step=abs(values.step))
+        elif all(isinstance(value, str | int | float | None) for value in values):
+            found[name] = CategoricalDistribution(values)
+        else:
+            raise OptionsError(f"space[{name!r}]={values!r}: give words or numbers for its values.")
+    return found
+
+
+def _is_interval(values: tuple[Any, ...]) -> bool:
+    are_numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in values)
+    return len(values) == 2 and are_numbers and values[0] < values[1]
+
+
+def grid(space: Mapping[str, Any]) -> tuple[int, Iterator[Params]]:
+    """How many combinations of values there are, and each of them."""
+    if endless := [name for name, values in space.items() if isinstance(values, tuple)]:
+        raise OptionsError(f"sampler='grid' tries all values: give a list for {endless[0]!r}.")
+    rows = itertools.product(*space.values())
+    return math.prod(map(len, space.values())), (dict(zip(space, row, strict=True)) for row in rows)
+
+
+# ---- what is known of it -------------------------------------------------------------------------
+
+
+@dataclass
+class Trial:
+    """One trial; its `state` is "running", "done", "pruned", "failed" or "stopped".
+
+    `value` is of the metric, of a pruned trial the last; `course` what was reported of it, (step,
+    value). `rank` is None in the notebook, and of trials of an earlier run. `error` is one line.
+    """
+
+    number: int
+    params: Params
+    state: str = "running"
+    value: float | None = None
+    course: list[tuple[int, float]] = field(default_factory=list)
+    rank: int | None = None
+    elapsed_s: float = 0.0
+    error: str = ""
+
+
+@dataclass
+class SweepProgress:
+    """How far a sweep is; its `status` is "running", "stopping", "finished" or "stopped".
+
+    `num_trials` are all that it is to have, with those of an earlier run. `left_s` is None where
+    nobody knows.
+    """
+
+    name: str
+    metric: str
+    direction: str
+    trials: list[Trial]
+    num_trials: int
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+    status: str = "running"
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial that is done with the best value; None if none is."""
+        done = [one for one in self.trials if one.state == "done"]
+        sign = 1 if self.direction == "maximize" else -1
+        return max(done, key=lambda one: sign * (one.value or 0.0), default=None)
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """What came of a sweep; `study` is Optuna's, for its plots and all else that it can do."""
+
+    progress: SweepProgress
+    study: optuna.Study
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial, with its `params` and `value`; None if none is done."""
+        return self.progress.best
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each trial, as `pandas.DataFrame` takes them."""
+        metric = self.progress.metric
+        return [
+            {"trial": one.number, "state": one.state, **one.params, metric: one.value}
+            | {"seconds": one.elapsed_s, "rank": one.rank, "error": one.error}
+            for one in self.progress.trials
+        ]
+
+    def __repr__(self) -> str:
+        rows = self.table()
+        lines = [list(row) for row in rows[:1]]
+        for row in rows:
+            lines.append(
+                [measured(n, v) if isinstance(v, float | None) else str(v) for n, v in row.items()]
+            )
+        return f"Sweep {self.progress.name!r}, {self.progress.status}\n{text_table(lines)}"
+
+
+# ---- how it runs ---------------------------------------------------------------------------------
 
 
 def run_sweep(
@@ -66,6 +204,7 @@ def run_sweep(
     """
     __tracebackhide__ = True
     checks.any_function("objective", objective)
+    _check_takes_params(objective)
     checks.choose("direction", direction, ("minimize", "maximize"))
     checks.choose("on", on, ("ranks", "notebook"))
     if seed is not None:
@@ -73,24 +212,24 @@ def run_sweep(
     if trials is not None or sampler != "grid":  # a grid has an end
         checks.number(whole=True, least=1)("trials", trials)
     with _quiet() as optuna:
-        from gpupool.training.sweep import journal
+        from gpupool.training import study as studies
 
         place = "" if storage is None else checks.folder("storage", storage)
         name, choices = name or "sweep", distributions(space)
         make_sampler = _maker("sampler", sampler, _SAMPLERS, optuna.samplers)
         make_pruner = _maker("pruner", pruner, _PRUNERS, optuna.pruners)
         num, rows = grid(space) if sampler == "grid" else (trials or 0, iter(()))
-        study = journal.open_study(place, name, direction, metric, choices)
+        study = studies.open_study(place, name, direction, metric, choices)
         pool = None if on == "notebook" else pool or current_pool(create=True)
-        with journal.faults(place):
+        with studies.faults(place):
             # Not the draws of an earlier run once more.
             seed = None if seed is None else seed + len(study.trials)
             liar = {"constant_liar": True} if sampler == "tpe" else {}
             study.sampler, study.pruner = make_sampler(seed=seed, **liar), make_pruner()
-            done, todo = journal.earlier(study, rows)
-            num = min(trials or num, num)
+            finished, todo = studies.earlier(study, rows)
+            done, num = [_of_study(one) for one in finished], min(trials or num, num)
             progress = SweepProgress(name, metric or "value", direction, done, num)
-            ask, tell = partial(journal.ask, study, choices, todo), partial(journal.tell, study)
+            ask, tell = partial(studies.ask, study, choices, todo), partial(studies.tell, study)
             sweep = _Sweep(objective, metric, pruner is not None, ask, tell, progress, show)
             with heard_by(sweep.press):
                 sweep.run(pool)
@@ -101,6 +240,16 @@ def run_sweep(
     return SweepResult(progress, study)
 
 
+def _check_takes_params(objective: Callable[[Params], Any]) -> None:
+    try:
+        inspect.signature(objective).bind({})
+    except TypeError:
+        words = "write `def objective(params)`: it is called with a dict, so params['lr'] is a value"
+        raise OptionsError(f"objective takes other arguments than one; {words}.") from None
+    except ValueError:  # of C: nobody knows what it takes
+        pass
+
+
 def _maker(what: str, value: Any, names: Mapping[Any, str], module: Any) -> Callable[..., Any]:
     """What makes the sampler or pruner of a name, or has the one that the user has made."""
     if isinstance(value, getattr(module, f"Base{what.capitalize()}")):
@@ -109,6 +258,14 @@ def _maker(what: str, value: Any, names: Mapping[Any, str], module: Any) -> Call
         answer = checks.suggest(str(value), filter(None, names))
         raise OptionsError(f"{what}={value!r} is unknown. {answer}")
     return getattr(module, names[value])  # type: ignore[no-any-return]
+
+
+def _of_study(one: optuna.trial.FrozenTrial) -> Trial:
+    """A trial that an earlier run has finished."""
+    state = "done" if one.state.name == "COMPLETE" else "pruned"
+    elapsed_s = one.duration.total_seconds() if one.duration else 0.0
+    course = sorted(one.intermediate_values.items())
+    return Trial(one.number, one.params, state, one.value, course, elapsed_s=elapsed_s)
 
 
 @contextmanager
@@ -136,7 +293,7 @@ class _Sweep:
     metric: str | None
     prunes: bool
     ask: Callable[[], Any]
-    tell: Callable[[Trial], None]
+    tell: Callable[[int, str, float | None], None]
     progress: SweepProgress
     show: Callable[[SweepProgress], None]
     _running: dict[Task, Trial] = field(default_factory=dict)
@@ -166,12 +323,10 @@ class _Sweep:
             while self._goes_on or self._running:
                 while self._goes_on and len(self._running) < self._num_at_once:
                     self._begin(pool)
+                ended = wait(self._running, 0.1, FIRST_COMPLETED).done
                 self._update()
-                wait(self._running, 0.1, FIRST_COMPLETED)
-                for task in [task for task in self._running if task.done()]:
-                    trial = self._running.pop(task)
-                    trial.rank, trial.elapsed_s = task.rank, task.elapsed_s
-                    self._take(trial, task.result)
+                for task in [task for task in self._running if task in ended]:
+                    self._take(self._running.pop(task), task.result)
                 if progress.status == "stopping" and not is_told:
                     is_told = True
                     self._interrupt()
@@ -186,7 +341,7 @@ class _Sweep:
                 trial.state = "stopped"
             with suppress(Exception):  # the storage may be what has failed
                 for trial in left:
-                    self.tell(trial)
+                    self.tell(trial.number, trial.state, None)
             self._update()
 
     def _interrupt(self) -> None:
@@ -255,7 +410,7 @@ class _Sweep:
                 self.progress.status = "stopping"
             elif trial.course:
                 trial.value = trial.course[-1][1]
-        self.tell(trial)
+        self.tell(trial.number, trial.state, trial.value)
         self._has_worked |= trial.state in ("done", "pruned")
         trials, name = self.progress.trials, self.metric or "value"
         num_tried = min(max(_TRIED, self._num_at_once), self.progress.num_trials)

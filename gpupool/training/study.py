@@ -14,20 +14,18 @@ from typing import Any
 import optuna
 from optuna.distributions import distribution_to_json
 from optuna.exceptions import OptunaError
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage, journal
-from optuna.trial import TrialState
+from optuna.storages import BaseStorage, JournalStorage, journal
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError
 from gpupool.core.urls import without_passwords
 from gpupool.data.stores.faults import without_secrets
 from gpupool.data.stores.writable import Target
-from gpupool.training.sweep.result import Trial
 
 _DATABASES = {"sqlite", "mysql", "mariadb", "postgresql", "oracle", "mssql"}
 _LOCKED_S = 3  # a notebook that was killed may have left its lock
-_FINISHED = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned"}
-_STATES = {state: told for told, state in _FINISHED.items()}
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 _key = partial(json.dumps, sort_keys=True)  # of parameters
 Params = dict[str, Any]
 
@@ -66,7 +64,7 @@ def open_study(
     wanted = {"space": shapes, "metric": metric, "direction": direction}
     with faults(place, Exception):
         study = optuna.create_study(
-            storage=_opened(place), study_name=name, direction=direction, load_if_exists=True
+            storage=_storage(place), study_name=name, direction=direction, load_if_exists=True
         )
         if not study.user_attrs and not study.get_trials():
             study.set_user_attr("gpupool", wanted)
@@ -78,26 +76,25 @@ def open_study(
     return study
 
 
-def earlier(study: optuna.Study, grid: Iterator[Params]) -> tuple[list[Trial], Iterator[Params]]:
+def earlier(
+    study: optuna.Study, grid: Iterator[Params]
+) -> tuple[list[FrozenTrial], Iterator[Params]]:
     """The trials that an earlier run has finished; and the parameters of those that it has not, and
     that are tried again, before what is left of a grid."""
     finished, again, known = [], {}, set()
     for one in study.get_trials():
-        key = _key(one.system_attrs.get("fixed_params") or one.params)
+        params = one.system_attrs.get("fixed_params") or one.params
         if one.state is TrialState.RUNNING:  # the notebook was killed
             study.tell(one.number, state=TrialState.FAIL)
         if one.state in _FINISHED:
-            course = sorted(one.intermediate_values.items())
-            trial = Trial(one.number, one.params, _FINISHED[one.state], one.value, course)
-            trial.elapsed_s = one.duration.total_seconds() if one.duration else 0.0
-            finished.append(trial)
+            finished.append(one)
         if one.state in _FINISHED or one.state is TrialState.WAITING:  # which comes next anyway
-            known.add(key)
+            known.add(_key(params))
         else:
-            again[key] = json.loads(key)
+            again[_key(params)] = params
     once_more = [params for key, params in again.items() if key not in known]
     known.update(again)
-    left = (one for one in grid if _key(one) not in known)
+    left = (params for params in grid if _key(params) not in known)
     return finished, itertools.chain(once_more, left)
 
 
@@ -108,11 +105,12 @@ def ask(study: optuna.Study, space: dict[str, Any], todo: Iterator[Params]) -> o
     return study.ask(space)
 
 
-def tell(study: optuna.Study, trial: Trial) -> None:
-    """How a trial has ended."""
-    value = trial.value if trial.state == "done" else None
+def tell(study: optuna.Study, number: int, state: str, value: float | None) -> None:
+    """How a trial has ended: "done" with this value, "pruned", or in another way."""
+    states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     with suppress(RuntimeError):  # a sampler of the user's that has no more to try
-        study.tell(trial.number, value, _STATES.get(trial.state, TrialState.FAIL))
+        value = value if state == "done" else None
+        study.tell(number, value, states.get(state, TrialState.FAIL))
 
 
 @contextmanager
@@ -129,12 +127,12 @@ def faults(place: str, *more: type[Exception]) -> Iterator[None]:
         raise DataError(f"storage={shown!r} cannot be used: {text}", "other", shown) from None
 
 
-def _opened(place: str) -> BaseStorage | None:
+def _storage(place: str) -> BaseStorage | str | None:
     scheme, is_url, _ = place.partition("://")
-    if scheme.partition("+")[0] in _DATABASES:
-        return RDBStorage(place)
+    if not place or scheme.partition("+")[0] in _DATABASES:
+        return place or None
     if is_url:
         return JournalStorage(StoreJournal(place))
     path = os.path.expanduser(place)
     lock = journal.JournalFileSymlinkLock(path, grace_period=_LOCKED_S)
-    return JournalStorage(journal.JournalFileBackend(path, lock_obj=lock)) if place else None
+    return JournalStorage(journal.JournalFileBackend(path, lock_obj=lock))
