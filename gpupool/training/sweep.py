@@ -244,7 +244,7 @@ def _check_takes_params(objective: Callable[[Params], Any]) -> None:
     try:
         inspect.signature(objective).bind({})
     except TypeError:
-        words = "write `def objective(params)`: it is called with a dict, so params['lr'] is a value"
+        words = "write `def objective(params)`: it is called with a dict, as {'lr': 0.1}"
         raise OptionsError(f"objective takes other arguments than one; {words}.") from None
     except ValueError:  # of C: nobody knows what it takes
         pass
