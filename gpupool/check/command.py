@@ -19,7 +19,7 @@ from pathlib import Path
 
 import gpupool
 from gpupool.core.errors import CredentialsError, GpuPoolError, OptionsError, PoolError
-from gpupool.core.machine.nvml import driver_version
+from gpupool.core.machine.gpus import driver_version
 from gpupool.core.machine.processes import versions
 
 ABOUT = """\

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
@@ -113,7 +114,7 @@ class TransferError(GpuPoolError):
             f"{', or run it with --isolate, which sends nothing' if what == 'cell' else ''}."
         )
 
-    def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str], str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.reasons, self._what)
 
 
@@ -145,21 +146,15 @@ class RankError:
     @property
     def freed_from(self) -> str:
         """What is said of a rank that was freed: in what it waited, as far as is known."""
-        if self.was.startswith("in "):
-            return f"waiting {self.was}"
         if self.was:
-            return f"stopped {self.was}"
-        waiting = f"waiting in {self.collective or 'a collective'}"
-        return f"{waiting} ({self.where})" if self.where else waiting
-
-    @property
-    def collective(self) -> str:
-        """The collective that its traceback shows, else "": a busy rank may not say where it is."""
-        # Only lines with an arrow: those around them may name collectives that were not called.
+            return f"{'waiting' if self.was.startswith('in ') else 'stopped'} {self.was}"
+        # A busy rank may not say where it is, but its traceback does. Only lines with an arrow:
+        # those around them may name collectives that were not called.
         lines = "\n".join(_ARROW.findall(_ANSI.sub("", self.traceback)))
         found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user called, first
         # `wait` alone says least: it ends an asynchronous collective whose name came before.
-        return next((name for name in found if name != "wait"), found[0] if found else "")
+        named = [name for name in found if name != "wait"] or found or ["a collective"]
+        return f"waiting in {named[0]}" + (f" ({self.where})" if self.where else "")
 
     @property
     def place(self) -> str:
@@ -190,7 +185,7 @@ class SpmdError(GpuPoolError):
         # Python's own excepthook, pytest and logging print notes below the message.
         self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
-    def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.errors, self.num_ranks)
 
     def named(self, ranks: Iterable[int]) -> str:
@@ -216,13 +211,11 @@ class SpmdError(GpuPoolError):
         for error in self.errors.values():
             places.setdefault(error.place, []).append(error.rank)
         # The rank that the others waited for comes first, as in other errors.
+        there = sorted(places.items(), key=lambda one: self.first.rank not in one[1])
         parts = [
-            f"rank{'s' * (len(ranks) > 1)} {self.named(ranks)} {place}".rstrip()
-            for place, ranks in sorted(
-                places.items(), key=lambda one: self.first.rank not in one[1]
-            )
+            f"rank{'s' * (len(ranks) > 1)} {self.named(ranks)} {place}" for place, ranks in there
         ]
-        text = f"interrupted by you: {'; '.join(parts)}"
+        text = f"interrupted by you: {'; '.join(map(str.rstrip, parts))}"
         cells = set(_CELL.findall(text))
         return text.replace(cells.pop(), "") if len(cells) == 1 else text
 
@@ -242,7 +235,7 @@ class SpmdError(GpuPoolError):
             facts.append(f"{freed} {'was' if freed == 1 else 'were'} waiting")
         if stopped:
             facts.append(f"{stopped} stopped")
-        how_many = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
+        how_many = ", ".join(facts) + (f"; {self.first.where}" if self.first.where else "")
         # They go to the end of the first line: a long message must not push them out of sight.
         head, newline, rest = str(self.first).partition("\n")
         if len(head) > _MAX_HEAD_CHARS:
@@ -266,11 +259,8 @@ class SpmdError(GpuPoolError):
         return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints: what a view has shown above is not said again.
-
-        `%debug` then begins at the user's line, not in one of ours.
-        """
-        _leave_out_our_frames(self.__traceback__)
+        """What IPython prints: what a view has shown above is not said again."""
+        _leave_out_our_frames(self.__traceback__)  # `%debug` then begins at the user's line
         is_shown, self.is_shown = self.is_shown, False
         lines = [f"SpmdError: {self}", *([] if is_shown else self.details())]
         return lines if shows_colours(sys.stdout) else [_ANSI.sub("", line) for line in lines]
@@ -310,13 +300,10 @@ def _leave_out_our_frames(frames: TracebackType | None) -> None:
 
     The outermost frame stays: it is IPython's, which expects it.
     """
-    kept = frames
-    while kept is not None:
-        following = kept.tb_next
-        while following is not None and _is_ours(following):
-            following = following.tb_next
-        kept.tb_next = following
-        kept = following
+    while frames is not None:
+        while frames.tb_next is not None and _is_ours(frames.tb_next):
+            frames.tb_next = frames.tb_next.tb_next
+        frames = frames.tb_next
 
 
 def _is_ours(frame: TracebackType) -> bool:

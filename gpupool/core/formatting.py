@@ -25,12 +25,10 @@ def duration(seconds: float) -> str:
     """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def number(value: float) -> str:
@@ -62,15 +60,11 @@ def format_ranks(ranks: Iterable[int], hosts: Mapping[int, str] | None = None) -
     if hosts:
         on = groupby(sorted(ranks), lambda rank: hosts.get(rank, ""))
         return ", ".join(f"{format_ranks(some)}{f' ({host})' * bool(host)}" for host, some in on)
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
     parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    # what grows by one each has the same distance to its place
+    for _, found in groupby(enumerate(sorted(ranks)), lambda one: one[1] - one[0]):
+        run = [rank for _, rank in found]
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
     return ", ".join(parts)
 
 
@@ -157,7 +151,7 @@ def of_memory(used: int | None, total: int | None) -> str:
         return NONE
     size = used / 2**30
     shown = f"{size:.0f}" if size >= 9.95 else f"{size:.1f}"
-    return f"{shown}{f' of {total / 2**30:.0f}' if total else ''} GiB"
+    return f"{shown} of {total / 2**30:.0f} GiB" if total else f"{shown} GiB"
 
 
 def text_table(lines: Iterable[Sequence[str]]) -> str:

@@ -65,7 +65,7 @@ class JobPacker(DataPacker):
             end `constants` are those that the job refers to.
     """
 
-    def __init__(self, parcel_of: Callable[[object], int | None] = lambda obj: None) -> None:
+    def __init__(self, parcel_of: Callable[[object], int | None]) -> None:
         super().__init__()
         self.num_data = 0
         self.constants: set[int] = set()

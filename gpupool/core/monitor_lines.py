@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TextIO
 
 from gpupool.core.terminal import plain, write_line
@@ -33,8 +33,8 @@ class MonitorLines:
     Lines are at least `LINE_EVERY_S` apart, but for the first and the last one.
     """
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._written_at = -LINE_EVERY_S
         self._status = ""
         self._step = 0
@@ -47,7 +47,7 @@ class MonitorLines:
             self._latest |= values
         if not self._step and event.status not in OVER:
             return
-        now = self._clock()
+        now = time.monotonic()
         if event.status == self._status and now - self._written_at < LINE_EVERY_S:
             return
         self._written_at, self._status = now, event.status

@@ -43,7 +43,7 @@ class NetworkInfo:
         return SimpleNamespace, (), asdict(self)
 
     def __bool__(self) -> bool:
-        return self != _NOTHING
+        return any(vars(self).values())
 
     @classmethod
     def of_plain(cls, found: Any) -> NetworkInfo:
@@ -61,15 +61,10 @@ class NetworkInfo:
             return cls()
 
 
-_NOTHING = NetworkInfo()
-
-
 def info_of(model: object) -> NetworkInfo:
     """What a network knows, also within DDP or `torch.compile`."""
     found = getattr(without_wrappers(model), ATTRIBUTE, None)
-    if isinstance(found, NetworkInfo):
-        return found
-    # Another object of this name, or one that was unpickled.
+    # It may be another object of this name, or one that was unpickled.
     return NetworkInfo.of_plain(getattr(found, "__dict__", None))
 
 

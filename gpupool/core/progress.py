@@ -77,9 +77,7 @@ class Progress:
 
     def update(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many; None: of as many as was said before."""
-        self._done = done
-        if total is not None:
-            self.total = total
+        self._done, self.total = done, self.total if total is None else total
 
     def advance(self, number: int = 1) -> None:
         """So many more are done."""
@@ -94,6 +92,12 @@ class Progress:
         """Draw automatically from now on, in a thread of its own, until `close`."""
         # one for each: a notebook puts what a thread shows to the cell that has started it
         threading.Thread(target=self._run, name="gpupool-progress", daemon=True).start()
+
+    def _run(self) -> None:
+        wait_s = max(0.0, self._next_at - time.monotonic())
+        while not self._over.wait(wait_s):
+            self.tick()
+            wait_s = EVERY_S
 
     def tick(self) -> None:
         """Draw it, if it is time."""
@@ -110,16 +114,10 @@ class Progress:
             if self._drawing is not None and not was_over:
                 self._draw()
 
-    def _run(self) -> None:
-        wait_s = max(0.0, self._next_at - time.monotonic())
-        while not self._over.wait(wait_s):
-            self.tick()
-            wait_s = EVERY_S
-
     def _draw(self) -> None:
         try:
-            if self._drawing is None and _opening and not _is_worker():
-                self._drawing = _opening[0]()
+            if self._drawing is None and _open is not None and not _is_worker():
+                self._drawing = _open()
             if self._drawing is not None:
                 self._drawing(self)
                 return
@@ -131,7 +129,7 @@ class Progress:
 
 Drawing = Callable[[Progress], object]
 """Draws it as it is now: called one at a time, the last time when it is over."""
-_opening: list[Callable[[], Drawing | None]] = []
+_open: Callable[[], Drawing | None] | None = None
 
 
 def draw_with(opening: Callable[[], Drawing | None]) -> None:
@@ -140,18 +138,16 @@ def draw_with(opening: Callable[[], Drawing | None]) -> None:
     It is called when that has lasted for a second, in a thread that the code which lasts has
     started.
     """
-    _opening[:] = [opening]
+    global _open
+    _open = opening
 
 
 @contextlib.contextmanager
 def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
     """Show how far the block is, if it lasts for more than a second: see `Progress`."""
-    bar = Progress(what, total, unit)
-    bar.start()
-    try:
+    with contextlib.closing(Progress(what, total, unit)) as bar:
+        bar.start()
         yield bar
-    finally:
-        bar.close()
 
 
 def _is_worker() -> bool:

@@ -37,7 +37,11 @@ def plain(text: str) -> str:
 
 def has_cursor(stream: TextIO | None) -> bool:
     """Whether a line of it can be drawn over: a terminal that knows how."""
-    return _is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+    try:  # of what users put in the place of a stream, some know only `write`
+        is_terminal = stream is not None and getattr(stream, "isatty", bool)()
+    except ValueError:  # it was closed
+        return False
+    return is_terminal and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def shows_colours(stream: TextIO) -> bool:
@@ -93,11 +97,3 @@ def write_line(text: str, stream: TextIO) -> None:
 def width() -> int:
     """How many characters a line may have that can be drawn over."""
     return max(1, shutil.get_terminal_size().columns - 1)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Of what users put in the place of a stream, some know only `write`."""
-    try:
-        return stream is not None and getattr(stream, "isatty", bool)()
-    except ValueError:  # it was closed
-        return False

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from gpupool.core import current
 from gpupool.core.errors import DataError
 from gpupool.core.progress import draw_with
-from gpupool.core.wire import invoke
+from gpupool.core.wire import calls
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
 from gpupool.engine.output.emit import emit_progress
@@ -52,7 +52,7 @@ def main() -> None:
     draw_as_in_a_terminal()
     draw_with(lambda: emit_progress)
     current.is_on_rank = lambda: True
-    invoke.serve = entry.serve
+    calls.serve = entry.serve
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.calls import invoke
 from gpupool.core.wire.replies import Reply
 from gpupool.engine.shell.cell_names import LIBRARIES
 

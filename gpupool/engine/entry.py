@@ -18,9 +18,8 @@ import torch
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.wire import calls as wire
-from gpupool.core.wire.calls import Call
+from gpupool.core.wire.calls import Call, torch_settings
 from gpupool.core.wire.replies import Reply, Value
-from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import Bindings
 from gpupool.data import device as devices
 from gpupool.engine import calls, control

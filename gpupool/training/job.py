@@ -25,10 +25,9 @@ from gpupool.core.options.datasets import (
     require_dataset,
     with_data,
 )
-from gpupool.core.options.effects import check_for
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import CLASS_METRICS, check_loss, check_metrics
-from gpupool.core.options.training_options import Profile, TrainingOptions
+from gpupool.core.options.training_options import Profile, TrainingOptions, check_for
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
 from gpupool.core.wire.state_dicts import check_extra_state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -57,12 +56,10 @@ class Seen:
 
 
 @pytest.fixture
-def seen() -> Iterator[Seen]:
-    before = progress._opening[0]
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     seen = Seen()
-    progress.draw_with(seen.open)
-    yield seen
-    progress.draw_with(before)
+    monkeypatch.setattr(progress, "_open", seen.open)
+    return seen
 
 
 def test_it_is_drawn_after_a_second_five_times_a_second_at_most_and_once_at_its_end(

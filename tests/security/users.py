@@ -1,9 +1,9 @@
 """Two users of this machine without any privilege, for as long as the tests run.
 
 Nothing of the machine is changed. Each process of theirs has a view of the files of its own (a
-mount namespace): in it their names stand in /etc/passwd, and folders on the way to this Python and
-to the sources that others may not enter, such as /root, hold nothing but these. Processes,
-network, and the folder that both may write to are those of the machine.
+mount namespace): in it folders on the way to this Python and to the sources that others may not
+enter, such as /root, hold nothing but these. Processes, network, and the folder that both may write
+to are those of the machine.
 """
 
 from __future__ import annotations
@@ -160,17 +160,12 @@ def _furnish(place: Path, users: list[User]) -> None:
     place.chmod(0o755)
     users[0].folder.mkdir()
     users[0].folder.chmod(0o1777)
-    names = Path("/etc/passwd").read_text()
     for user in users:
         user.home.mkdir(0o700)
         os.chown(user.home, user.uid, user.uid)
-        names += f"{user.name}:x:{user.uid}:{user.uid}::{user.home}:/bin/sh\n"
-    (place / "passwd").write_text(names)
-    (place / "passwd").chmod(0o644)
     (place / "stage").mkdir()
-    lines = ["umask 022", _line("mount", "--bind", place / "passwd", "/etc/passwd")]
-    lines += _opened(place / "stage")
-    (place / "view").write_text("\n".join([*lines, 'exec "$@"', ""]))
+    lines = ["umask 022", *_opened(place / "stage"), 'exec "$@"', ""]
+    (place / "view").write_text("\n".join(lines))
 
 
 def _opened(stage: Path) -> Iterator[str]:

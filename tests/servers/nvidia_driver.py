@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -75,9 +74,9 @@ class DriverOn:
     `variables` are what a process needs to find the driver; one that starts with them has it.
     """
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self._file = folder / "machine"
-        self.variables = {"LD_LIBRARY_PATH": str(library), "NVIDIA_MACHINE": str(self._file)}
+        self.variables = {"LD_LIBRARY_PATH": str(folder), "NVIDIA_MACHINE": str(self._file)}
         self.show()
         own = {name: v for name, v in os.environ.items() if not name.startswith("CUDA_")}
         with environment({**own, **self.variables}):
@@ -124,20 +123,6 @@ def process_of_another_user() -> Iterator[int]:
         process.wait()
 
 
-def install_torch(folder: Path, version: str, cuda: str | None) -> dict[str, str]:
-    """What a wheel of torch leaves in a folder, as far as it can be known without importing it.
-
-    Returns:
-        The variable with which a process finds this one before any other.
-    """
-    package = folder / "torch"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise ImportError('it takes seconds')")
-    text = f"__version__ = '{version}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
-    (package / "version.py").write_text(text)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-
-
 def _flat(key: str, said: Any) -> dict[str, object]:
     """The lines of the machine's file that say this."""
     if not isinstance(said, Mapping):
@@ -152,31 +137,16 @@ def _flat(key: str, said: Any) -> dict[str, object]:
     return lines
 
 
-def build(folder: Path) -> Path:
-    """Build the library; returns the folder to look for it. Skips where there is no compiler."""
+@pytest.fixture(scope="session")
+def driver_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverOn]:
+    """One for the whole run: it takes half a second to start. Skips where there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler: cc or gcc")
-    source = Path(__file__).with_suffix(".c")
+    folder, source = tmp_path_factory.mktemp("driver"), Path(__file__).with_suffix(".c")
     library = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    return folder
-
-
-@contextlib.contextmanager
-def driver_in(folder: Path) -> Iterator[DriverOn]:
-    """A driver and its process, until the block ends."""
-    driver = DriverOn(folder, build(folder))
-    try:
-        yield driver
-    finally:
-        driver.close()
-
-
-@pytest.fixture(scope="session")
-def driver_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverOn]:
-    """One for the whole run: it takes half a second to start."""
-    with driver_in(tmp_path_factory.mktemp("driver")) as driver:
+    with contextlib.closing(DriverOn(folder)) as driver:
         yield driver
 
 

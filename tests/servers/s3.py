@@ -17,9 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gpupool.pool.launchers.processes import free_ports
@@ -37,14 +36,15 @@ if sys.platform == "linux":
 os.execv(sys.argv[2], sys.argv[2:])
 """
 TIMEOUT_S = 60.0  # until the first bucket can be made, which takes about 5 s, or new keys are good
+_CONFIG = "s3.json"
 _PORTS = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
 
 
-class SeaweedServer:
+class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
     """An S3 server on free loopback ports that accepts one random key and refuses all others.
 
-    `env` holds the variables a client needs; `endpoint` is the URL. Raises RuntimeError, with the
-    end of the server's log, if it does not come up.
+    `env` holds the variables a client needs; `endpoint` is the URL, `folder` where its files are.
+    Raises RuntimeError, with the end of the server's log, if it does not come up.
     """
 
     def __init__(self) -> None:
@@ -52,8 +52,8 @@ class SeaweedServer:
         self._secret_key = secrets.token_urlsafe(30)
         self._reader_keys: dict[str, str] = {}
         self.endpoint = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pid: int | None = None
+        self.folder = Path()
+        self._pid = 0
         self._cleanup = contextlib.ExitStack()
 
     @property
@@ -76,35 +76,17 @@ class SeaweedServer:
             "client_kwargs": {"endpoint_url": self.endpoint, "region_name": "us-east-1"},
         }
 
-    @property
-    def pid(self) -> int:
-        """The process id of the running server."""
-        if self._pid is None:
-            raise RuntimeError("the server is not running")
-        return self._pid
-
-    @property
-    def folder(self) -> Path:
-        """Where the server keeps its files."""
-        return self._config.parent
-
-    def address(self) -> dict[str, str | int]:
+    def address(self) -> tuple[str, ...]:
         """What `joined` needs to know of a running server, in another process."""
-        return {
-            "endpoint": self.endpoint,
-            "access_key": self.access_key,
-            "secret_key": self._secret_key,
-            "config": str(self._config),
-            "pid": self.pid,
-        }
+        folder = str(self.folder)
+        return self.endpoint, self.access_key, self._secret_key, folder, str(self._pid)
 
     @classmethod
-    def joined(cls, address: Mapping[str, Any]) -> SeaweedServer:
+    def joined(cls, address: Sequence[str]) -> SeaweedServer:
         """A server that another process has started, and stops."""
         server = cls()
-        server.endpoint, server.access_key = address["endpoint"], address["access_key"]
-        server._secret_key, server._config = address["secret_key"], Path(address["config"])
-        server._pid = address["pid"]
+        server.endpoint, server.access_key, server._secret_key, folder, pid = address
+        server.folder, server._pid = Path(folder), int(pid)
         return server
 
     def client(self, access_key: str = "", secret_key: str = "") -> Any:
@@ -139,49 +121,29 @@ class SeaweedServer:
             with contextlib.closing(self.client()) as client:
                 client.put_object(Bucket=bucket, Key=key, Body=b"")
 
-    def start(self) -> Self:
+    def __enter__(self) -> Self:
         """Start the server and wait until it takes objects."""
-        try:
-            self._launch()
-            self._wait_until_writable(deadline=time.monotonic() + TIMEOUT_S)
-        except BaseException:
-            self.stop()
-            raise
+        with self._cleanup:
+            self.folder = folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
+            self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            (folder / "data").mkdir()
+            self._write_identities(reader={})
+            ports = free_ports(len(_PORTS))
+            self.endpoint = f"http://127.0.0.1:{ports[0]}"
+            command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
+            command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
+            with (folder / "log").open("wb") as log:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
+                )
+            self._pid = process.pid
+            self._cleanup.callback(_end, process)
+            self._wait_until_writable(process)
+            self._cleanup = self._cleanup.pop_all()
         return self
 
-    def stop(self) -> None:
-        """Stop the server and delete its files; a second call does nothing."""
+    def __exit__(self, *error: object) -> None:
         self._cleanup.close()
-        self._process = self._pid = None
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def _launch(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
-        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        (folder / "data").mkdir()
-        self._config = folder / "s3.json"
-        self._write_identities(reader={})
-        ports = free_ports(len(_PORTS))
-        self.endpoint = f"http://127.0.0.1:{ports[0]}"
-        command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
-        command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
-        self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
-            )
-        self._pid = self._process.pid
-        self._cleanup.callback(_end, self._process)
 
     def set_reader_keys(self, keys: Mapping[str, str]) -> None:
         """Let these keys (id to secret) read, and refuse those of an earlier call."""
@@ -190,7 +152,7 @@ class SeaweedServer:
         gone = {key: secret for key, secret in self._reader_keys.items() if key not in keys}
         self._reader_keys = dict(keys)
         self._write_identities(reader=keys)
-        os.kill(self.pid, signal.SIGHUP)
+        os.kill(self._pid, signal.SIGHUP)
         deadline = time.monotonic() + TIMEOUT_S
         for secrets_of, is_good in ((keys, True), (gone, False)):
             for key, secret in secrets_of.items():
@@ -224,16 +186,16 @@ class SeaweedServer:
             )
             if keys
         ]
-        new = self._config.with_suffix(".new")  # the server never sees half a file
+        new = self.folder / "new"  # the server never sees half a file
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump({"identities": identities}, file)
-        new.replace(self._config)
+        new.replace(self.folder / _CONFIG)
 
-    def _wait_until_writable(self, deadline: float) -> None:
+    def _wait_until_writable(self, process: subprocess.Popen[bytes]) -> None:
         """One object written proves that the S3 gate, the filer and a volume are all there."""
         from botocore.exceptions import BotoCoreError, ClientError
 
-        assert self._process is not None
+        deadline = time.monotonic() + TIMEOUT_S
         with contextlib.closing(self.client()) as client:
             while True:
                 try:
@@ -243,9 +205,9 @@ class SeaweedServer:
                 except (BotoCoreError, ClientError) as error:
                     last = error
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(0.1)
-                if self._process.returncode is not None or time.monotonic() > deadline:
-                    log = self._log.read_text(errors="replace")[-2000:]
+                    process.wait(0.1)
+                if process.returncode is not None or time.monotonic() > deadline:
+                    log = (self.folder / "log").read_text(errors="replace")[-2000:]
                     raise RuntimeError(f"SeaweedFS did not start: {last}\n{log}")
             client.delete_object(Bucket="ready", Key="ready")
             client.delete_bucket(Bucket="ready")
@@ -267,7 +229,7 @@ def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
         "ip.bind": "127.0.0.1",
         "filer": "true",
         "s3": "true",
-        "s3.config": folder / "s3.json",
+        "s3.config": folder / _CONFIG,
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
         "master.volumeSizeLimitMB": 64,

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from gpupool import Pool, TrainingOptions, TrainingResult, TrainingRun
 from gpupool.core.wire.requests import Counts
 from gpupool.training.head import require_module
+from tests.support.processes import until
 
 DEADLINE_S = 60.0
 
@@ -136,7 +137,4 @@ def wait_until_heard(pool: Pool) -> None:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for what another thread or process does."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
+    until(condition, DEADLINE_S)

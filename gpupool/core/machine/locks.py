@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every u
 STARTER = "gpupool:starter"  # the name of the process that holds locks for its notebook
 ENDING_STARTER = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
-_NUM_LOOKS = 3  # the kernel leaves a lock out if one above it goes while the list is read
+_NUM_TRIES = 10
 
 ENDING = ", which is ending"  # behind the owner of a lock: the driver takes the memory back
 
@@ -78,7 +78,7 @@ class DeviceLocks:
             os.close(descriptor)
         self._held.clear()
 
-    def _lock(self, device: str, num_tries: int = 10) -> str:
+    def _lock(self, device: str) -> str:
         """Lock one device; returns its owner instead if that is another process."""
         if device in self._held:
             return ""
@@ -87,17 +87,16 @@ class DeviceLocks:
             descriptor = _open(self._folder / f"gpupool-{name}.lock")
         except OSError as error:  # somebody has put something else there
             return f"somebody ({error})"
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = _owner(descriptor)
-            os.close(descriptor)
-            if owner or not num_tries:
-                return owner or "a process that cannot be seen from here"
+        for _ in range(_NUM_TRIES):
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._held[device] = descriptor
+                return ""
+            if owner := _owner(descriptor):
+                break
             time.sleep(0.1)  # it may have ended just now
-            return self._lock(device, num_tries - 1)
-        self._held[device] = descriptor
-        return ""
+        os.close(descriptor)
+        return owner or "a process that cannot be seen from here"
 
 
 def _open(path: Path) -> int:
@@ -117,24 +116,19 @@ def _open(path: Path) -> int:
 
 
 def _owner(descriptor: int) -> str:
-    """Who holds a lock, as in "process 4711 of ada": the notebook for its starter; "": not seen."""
+    """Who holds a lock, as in "process 4711 of ada": the notebook for its starter; "": not seen.
+
+    The kernel leaves a lock out if one above it goes while the list is read.
+    """
     file = os.fstat(descriptor)
     name = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    pids = (int(row[4]) for row in _locks() if row[1:2] == ["FLOCK"] and name in row[5:6])
+    with open("/proc/locks", "rb") as locks:
+        rows = [line.split() for line in locks.read(_MAX_LOCKS_BYTES).decode().splitlines()]
+    # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF"; who only waits has "->" before FLOCK
+    pids = (int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and name in row[5:6])
     with contextlib.suppress(StopIteration, psutil.Error):  # it ends just now, or is hidden
         holder = psutil.Process(next(pids))
         pid = holder.ppid() if holder.name() == STARTER else holder.pid
         is_ending = holder.name() == ENDING_STARTER
         return f"process {pid} of {holder.username()}{ENDING if is_ending else ''}"
     return ""
-
-
-def _locks() -> Iterator[list[str]]:
-    """The rows of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF".
-
-    Who only waits has "->" in the second column.
-    """
-    for _ in range(_NUM_LOOKS):
-        with open("/proc/locks", "rb") as locks:
-            for line in locks.read(_MAX_LOCKS_BYTES).decode().splitlines():
-                yield line.split()

@@ -18,7 +18,7 @@ import psutil
 from gpupool.core.errors import PoolStartError
 
 Listened = Sequence[tuple[str, str, int]]  # interface, address, port
-
+_TIMEOUT_S = 2.0
 # Bridges and ends of containers and virtual machines: other hosts have the same addresses there.
 _OF_CONTAINERS = re.compile("docker|podman|lxc|virbr|veth|br-|cni|flannel|cali|vxlan|tunl")
 
@@ -54,27 +54,25 @@ def listen(network: str = "") -> tuple[list[socket.socket], list[tuple[str, str,
     return listeners, listened
 
 
-def reach(targets: Mapping[str, Listened], timeout_s: float = 2.0) -> dict[str, dict[str, str]]:
+def reach(targets: Mapping[str, Listened]) -> dict[str, dict[str, str]]:
     """Try to connect to where hosts listen, to all at a time.
 
     Returns:
         Host -> address -> why, of those that fail: "connection refused", "timed out".
     """
 
-    def why_not(place: tuple[str, int]) -> str:
+    failed: dict[str, dict[str, str]] = {}
+
+    def connect(place: tuple[str, str, int]) -> None:
+        host, address, port = place
         try:
-            socket.create_connection(place, timeout_s).close()
+            socket.create_connection((address, port), _TIMEOUT_S).close()
         except OSError as error:
-            return (error.strerror or str(error)).lower()
-        return ""
+            failed.setdefault(host, {})[address] = (error.strerror or str(error)).lower()
 
     places = [(host, address, port) for host, at in targets.items() for _, address, port in at]
     with ThreadPoolExecutor(len(places) or 1) as threads:
-        whys = threads.map(lambda one: why_not(one[1:]), places)
-    failed: dict[str, dict[str, str]] = {}
-    for (host, address, _), why in zip(places, whys, strict=True):
-        if why:
-            failed.setdefault(host, {})[address] = why
+        list(threads.map(connect, places))
     return failed
 
 
@@ -92,21 +90,18 @@ def choose(
     """
     chosen: dict[str, tuple[str, str]] = {}
     for host, at in listening.items():
-        whys = {
-            (interface, address): [
-                f"{other} cannot reach {host} at {address}: {answer[host][address]}"
-                for other, answer in failed.items()
-                if address in answer.get(host, {})
-            ]
-            for interface, address, _ in at
-        }
-        reached = [place for place, why in whys.items() if not why]
-        if not reached:
-            listed = "; ".join(why[0] for why in whys.values())
-            listed = listed or f"{host} has no IPv4 address for other hosts"
+        whys = []
+        for interface, address, _ in at:
+            blocked = [one for one, answer in failed.items() if address in answer.get(host, {})]
+            if not blocked:
+                chosen[host] = interface, address
+                break
+            why = failed[blocked[0]][host][address]
+            whys.append(f"{blocked[0]} cannot reach {host} at {address}: {why}")
+        else:
+            listed = "; ".join(whys) or f"{host} has no IPv4 address for other hosts"
             raise PoolStartError(
                 f"{listed}. A firewall? Hosts of a pool, and the notebook's machine, connect to "
                 "any port of each other; `network=` in gpupool.toml chooses another network."
             )
-        chosen[host] = reached[0]
     return chosen

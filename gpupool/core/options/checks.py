@@ -48,7 +48,9 @@ def suggest(name: str, known: Iterable[str], where: str = "") -> str:
     key = _plain(name)
     ours = [one for one, theirs in OTHER_NAMES.items() if key in map(_plain, theirs.split())]
     near = difflib.get_close_matches(_plain(ours[0]) if ours else key, words, 1)
-    return f"Did you mean {words[near[0]]!r}?" if near else where or _all(words.values())
+    if near:
+        return f"Did you mean {words[near[0]]!r}?"
+    return where or f"There are: {', '.join(words.values())}."
 
 
 def _plain(name: str) -> str:
@@ -56,15 +58,10 @@ def _plain(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
-def _all(words: Iterable[str]) -> str:
-    return f"There are: {', '.join(words)}."
-
-
 def choose(name: str, value: object, words: Sequence[str]) -> None:
     """Raise OptionsError if `value` is none of the words."""
     if value not in words:
-        answer = suggest(value, words) if isinstance(value, str) else _all(words)
-        raise OptionsError(f"{name}={shown(value)} is unknown. {answer}")
+        raise OptionsError(f"{name}={shown(value)} is unknown. {suggest(str(value), words)}")
 
 
 def shown(value: object) -> str:
@@ -76,9 +73,8 @@ def as_written(value: Any) -> str:
     """A value as it would be written, without passwords; functions and objects by their names."""
     if isinstance(value, tuple | list):
         inner = ", ".join(map(as_written, value))
-        if isinstance(value, list):
-            return f"[{inner}]"
-        return f"({inner}{',' * (len(value) == 1)})"  # without it ('f1') would be text
+        comma = "," * (len(value) == 1)  # without it ('f1') would be text
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{comma})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {as_written(part)}' for name, part in value.items())}}}"
     if isinstance(value, array):  # of a number for each sample: too many to be shown
@@ -210,10 +206,10 @@ def interval(name: str, value: Any) -> str | int:
     """ "epoch", a number of steps, or a time, which has a unit: "600" could be either."""
     if not isinstance(value, str):
         return int(number(whole=True, least=1)(name, value))
-    if value != "epoch" and not re.fullmatch(r"\d+(\.\d+)?[smhd]", value):
-        advice = "write 'epoch', a number of steps, or a time as '10m'."
-        raise OptionsError(f"{name}={shown(value)}: {advice}")
-    return value
+    if value == "epoch" or re.fullmatch(r"\d+(\.\d+)?[smhd]", value):
+        return value
+    advice = "write 'epoch', a number of steps, or a time as '10m'."
+    raise OptionsError(f"{name}={shown(value)}: {advice}")
 
 
 def folder(name: str, value: object) -> str:

@@ -19,7 +19,7 @@ from stat import S_IWGRP, S_IWOTH
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.checks import suggest
+from gpupool.core.options.checks import choose, suggest
 from gpupool.core.options.pool_options import PROFILES, PoolOptions
 from gpupool.core.terminal import plain
 from gpupool.core.wire import environ
@@ -116,8 +116,7 @@ def hosts_of(words: Iterable[str]) -> list[tuple[str, int | None]]:
 def _cluster(name: str, table: dict[str, Any], options: PoolOptions) -> Cluster:
     presets = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
     via = table.get("via") or (name if name in presets else "own")
-    if via not in presets:
-        raise OptionsError(f"via={via!r} is unknown. {suggest(via, presets)}")
+    choose("via", via, tuple(presets))
     made = presets[via] | {key: value for key, value in table.items() if key not in _MORE}
     n, hosts = options.n or table.get("n"), options.hosts or made.pop("hosts", ())
     words = (*map(str, table.get("words", ())), *options.words)

@@ -65,20 +65,9 @@ class Options:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        self._check_values()
-        # Only of what was given: a default that does nothing was nobody's wish.
-        for one in fields(self):  # type: ignore[arg-type]
-            needs = one.metadata.get("needs")
-            if needs is None or not is_given(self, one.name):
-                continue
-            other = getattr(self, needs.other)
-            if not (other in needs.values if needs.values else is_given(self, needs.other)):
-                why = f"while {needs.other} is {shown(other)}: did you mean "
-                raise without_effect(self, one.name, f"{why}{needs.other}={needs.meant}?")
-
-    def _check_values(self) -> None:
-        """Refuse wrong values; keep each as its check gives it."""
-        for one in fields(self):  # type: ignore[arg-type]
+        """Refuse wrong values, keep each as its check gives it; then refuse what has no effect."""
+        options = fields(self)  # type: ignore[arg-type]
+        for one in options:
             value, words = getattr(self, one.name), _words(str(one.type))
             check = one.metadata.get("check")
             if value is None and one.default is None:
@@ -88,6 +77,15 @@ class Options:
             elif check is not None:
                 # The dataclass is frozen, and not finished yet.
                 object.__setattr__(self, one.name, check(one.name, value))
+        # Only of what was given: a default that does nothing was nobody's wish.
+        for one in options:
+            needs = one.metadata.get("needs")
+            if needs is None or not is_given(self, one.name):
+                continue
+            other = getattr(self, needs.other)
+            if not (other in needs.values if needs.values else is_given(self, needs.other)):
+                why = f"while {needs.other} is {shown(other)}: did you mean "
+                raise without_effect(self, one.name, f"{why}{needs.other}={needs.meant}?")
 
     def __repr__(self) -> str:
         names = [one.name for one in fields(self)]  # type: ignore[arg-type]
@@ -118,13 +116,6 @@ def written(options: Any, name: str) -> str:
     return shown(getattr(options, name))
 
 
-class Annotation(str):
-    """A type in a signature, which help shows as it is written here."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def words_of(kind: type, name: str) -> tuple[str, ...]:
     """The words that an option takes; it may take other values too."""
     return _words(str(kind.__dataclass_fields__[name].type))  # type: ignore[attr-defined]
@@ -139,14 +130,21 @@ def _words(annotation: str) -> tuple[str, ...]:
     return tuple(word for found in _LITERAL.findall(annotation) for word in ast.literal_eval(found))
 
 
-def parameters(kind: type) -> list[inspect.Parameter]:
+class _Annotation(str):
+    """A type in a signature, which help shows as it is written here."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _parameters(kind: type) -> list[inspect.Parameter]:
     """The options of a dataclass as parameters by name, with their defaults and words."""
     return [
         inspect.Parameter(
             one.name,
             inspect.Parameter.KEYWORD_ONLY,
             default={} if one.default is MISSING else one.default,
-            annotation=Annotation(one.type),
+            annotation=_Annotation(one.type),
         )
         for one in fields(kind)
     ]
@@ -159,13 +157,13 @@ def with_keywords(function: Callable[..., Any], kind: type) -> inspect.Signature
     """
     signature = inspect.signature(function)
     own = dict(list(signature.parameters.items())[:-1])
-    more = [one for one in parameters(kind) if one.name not in own]
+    more = [one for one in _parameters(kind) if one.name not in own]
     return signature.replace(parameters=[*own.values(), *more])
 
 
 def explain(kind: type) -> None:
     """Give a dataclass of options a docstring and a signature that show each of them."""
-    options = parameters(kind)
+    options = _parameters(kind)
     defaults = {one.name: one.default for one in options}
     source = inspect.getsource(sys.modules[kind.__module__])  # that of a class takes 13 ms to find
     lines = [inspect.cleandoc(kind.__doc__ or "")]

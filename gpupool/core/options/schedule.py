@@ -23,7 +23,7 @@ def lr_factor(
 
     Args:
         step: counts from 1 over all epochs.
-        steps_per_epoch: 0 where nobody knows; then `effects.check_for` has passed the options.
+        steps_per_epoch: 0 where nobody knows; then `check_for` has passed the options.
         epoch: from 1; computed from `step` if left out.
     """
     # torch's schedulers count the steps that are done, and ours count from 1.

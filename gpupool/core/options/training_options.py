@@ -6,15 +6,15 @@ given, and one that would have no effect is an error.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Any, Literal
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import checks, effects
-from gpupool.core.options.checks import flag, folder, must, number
-from gpupool.core.options.fields import Needs, Options, explain, option
+from gpupool.core.options import checks
+from gpupool.core.options.checks import flag, folder, must, number, warmup_of
+from gpupool.core.options.fields import Needs, Options, explain, is_given, option, without_effect
+from gpupool.core.options.named_measures import name_of
 
 _OPTIMIZER = "torch.optim.Adam, or lambda groups: torch.optim.Adam(groups, amsgrad=True)"
 MAX_SKIPPED = 0.001  # of the samples of an epoch
@@ -25,6 +25,14 @@ _DECAY = Needs("weight_decay", (), "1e-4")
 _PIECEWISE = Needs("schedule", ("piecewise",), "'piecewise'")
 _CURVE = Needs("schedule", ("cosine", "linear"), "'cosine'")
 _FOLDER = Needs("checkpoint", (), "'s3://bucket/run1'")
+
+_TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
+_EXCLUDE: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (  # if the other has one of these
+    ("overwrite", "resume", (True, "auto"), "one begins from scratch, the other does not"),
+    ("weights", "shuffle", ("never",), "weights draw an order; shuffle='once' draws it once"),
+    ("gather", "accumulate", (), "one has the loss of the whole batch, the other of parts"),
+    ("deterministic", "compile", _TUNED, "autotuning picks other kernels; compile=True has none"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -53,7 +61,7 @@ class TrainingOptions(Options):
     )
     """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop" as in `torch.optim`, or a callable:
     parameter groups -> `torch.optim.Optimizer`, as `torch.optim.Adamax` or
-    `functools.partial(torch.optim.Adam, lr=0.001, betas=(0.8, 0.99))`, whose lr is that of `lr`."""
+    `functools.partial(torch.optim.Adam, betas=(0.8, 0.99))`; its lr is the option `lr`."""
     lr: float = option(0.01, number(above=0))
     """Learning rate."""
     momentum: float | None = option(None, number(least=0, below=1), _MOMENTUM)
@@ -199,26 +207,15 @@ class TrainingOptions(Options):
     TensorBoard; `result.profile` has the dearest operators. Other steps: `gpupool.Profile`."""
 
     def __post_init__(self) -> None:
-        self._take_lr_of_optimizer()
+        if "lr" in getattr(self.optimizer, "keywords", ()):  # of a partial
+            raise OptionsError("optimizer: its lr is that of each step, give it as the option lr.")
         Options.__post_init__(self)  # slots=True makes a second class: `super()` means the first
-        effects.check_together(self)
+        _check_together(self)
 
     @property
     def trace(self) -> Profile | None:
         """What is traced, and where."""
         return Profile(url=self.profile) if isinstance(self.profile, str) else self.profile
-
-    def _take_lr_of_optimizer(self) -> None:
-        """Make the lr of a partial the option `lr`: the schedule sets the rate of each step."""
-        make = self.optimizer
-        if not isinstance(make, functools.partial) or "lr" not in make.keywords:
-            return
-        settings = dict(make.keywords)
-        lr = settings.pop("lr")
-        if self.lr not in (lr, TrainingOptions.__dataclass_fields__["lr"].default):
-            raise OptionsError(f"lr={self.lr} and the optimizer's lr={lr} differ: leave one out.")
-        object.__setattr__(self, "lr", lr)
-        object.__setattr__(self, "optimizer", functools.partial(make.func, *make.args, **settings))
 
     def most_skipped(self, num_samples: int) -> int:
         """How many of `num_samples` may be left out in an epoch; those of one image always may."""
@@ -226,6 +223,60 @@ class TrainingOptions(Options):
 
 
 explain(TrainingOptions)
+
+
+def _check_together(options: TrainingOptions) -> None:
+    """Refuse options that exclude each other, or do nothing together."""
+    # The URL of a checkpoint names its own place.
+    if options.resume in (True, "auto") and options.checkpoint is None:
+        why = "while checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"
+        raise without_effect(options, "resume", why)
+    for name, other, values, why in _EXCLUDE:
+        value = getattr(options, other)
+        if is_given(options, name) and (value in values if values else is_given(options, other)):
+            raise OptionsError(f"{name} and {other}={value!r} exclude each other: {why}.")
+    metrics = options.metrics
+    # Outputs and collections name their values only when these are computed.
+    if isinstance(metrics, Mapping) or any(hasattr(metric, "compute") for metric in metrics):
+        return
+    known = list(dict.fromkeys(["loss", "accuracy", *map(name_of, metrics)]))
+    if options.objective not in known:
+        raise OptionsError(
+            f"objective={options.objective!r} is not measured: choose one of {', '.join(known)}, "
+            f"or add it: metrics=[{options.objective!r}]."
+        )
+
+
+def check_for(options: TrainingOptions, *, has_validation: bool, num_samples: int | None) -> None:
+    """Refuse options that do nothing with these data; of a stream nobody knows `num_samples`.
+
+    Raises:
+        OptionsError: with what was meant.
+    """
+    names = ("patience", "objective", "validate_every", "metrics")
+    idle = [name for name in names if is_given(options, name)]
+    # keep="last" is what happens without validation, and does no harm.
+    idle += ["keep"] * (options.keep == "best")
+    if idle and not has_validation:
+        why = "without validation data: did you mean train(..., validation=...)?"
+        raise without_effect(options, idle[0], why)
+    if num_samples is None:
+        is_curve = options.schedule in ("cosine", "linear") and options.max_steps is None
+        in_epochs = options.warmup is not None and warmup_of(options.warmup)[1] == "epoch"
+        for name, is_so, meant in (
+            ("workers", options.workers is not None, "each rank walks through all of it"),
+            ("schedule", is_curve, "give max_steps, or a callable"),
+            ("warmup", in_epochs, "give a number of steps"),
+        ):
+            if is_so:
+                raise OptionsError(f"{name}={getattr(options, name)!r} on a stream: {meant}.")
+        return
+    per_epoch = -(-num_samples // options.batch_size)
+    planned, most = options.epochs * per_epoch, options.max_steps
+    if most is not None and most > planned:
+        why = f"while epochs is {options.epochs}, which are {planned:,} steps"
+        meant = f"did you mean epochs={-(-most // per_epoch)}?"
+        raise without_effect(options, "max_steps", f"{why}: {meant}")
 
 
 def merged(

@@ -2,16 +2,22 @@
 
 A call crosses as it is; `gpupool/engine/entry.py` serves it. Those of an
 ordinary rank answer with a `Reply` of what stands in the brackets of `Call`.
+
+`invoke` is the one function that travels to the engines. ipyparallel sends a function as its code
+object and runs it in the engine's own copy of the module it came from. Sending only this stub keeps
+engine code the engine's installed version, and keeps the client from importing it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
-from gpupool.core.wire.replies import CodeReply, DebugReply, TrainReply, Value
+from gpupool.core.wire.replies import CodeReply, DebugReply, Reply, TrainReply, Value
 from gpupool.core.wire.values import Bindings, Job, Place, Reloaded, Sources, ValueInfo, Values
 
 
@@ -33,6 +39,29 @@ class Call(Generic[Value]):
     def title(self) -> str:
         """What runs, for whoever waits for it."""
         return self.what
+
+
+def torch_settings() -> dict[str, Any]:
+    """Function of torch that sets it -> what is set here; nothing while torch is not imported."""
+    found = {}
+    for name in ("default_dtype", "float32_matmul_precision", "deterministic_debug_mode"):
+        # A thread may just be importing torch; and torch refuses to tell a mixture of precisions.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            found[f"set_{name}"] = getattr(sys.modules.get("torch"), f"get_{name}")()
+    return found
+
+
+def _nobody(call: Call[Any]) -> Reply[Any]:
+    raise RuntimeError(f"{type(call).__name__}: this process is no engine, and serves no calls")
+
+
+serve: Callable[[Call[Any]], Reply[Any]] = _nobody
+"""Serves a call in this process; `gpupool/engine/entry.py` puts the real one here."""
+
+
+def invoke(call: Call[Any]) -> Reply[Any]:
+    """Serve a call on this engine."""
+    return serve(call)
 
 
 @dataclass(frozen=True)

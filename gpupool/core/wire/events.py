@@ -8,7 +8,7 @@ rank 0's monotonic clock, so that no clock of one host is compared with another'
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 OVER = ("finished", "stopped", "failed")  # how a loop of the user's ends
 Row = tuple[int, float, dict[str, float]]
@@ -16,7 +16,12 @@ Row = tuple[int, float, dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class StartEvent:
+class Event:
+    """Any of those below."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartEvent(Event):
     """Training begins: what will be done.
 
     Where it begins again, everything that was reported before follows once more. `num_steps` and
@@ -49,7 +54,7 @@ class StartEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEvent:
+class StepEvent(Event):
     """One optimizer step: loss and accuracy (0..1, of classes) are means over the global batch.
 
     `step` counts from 1 over all epochs. `data_wait_s` is rank 0's wait for the batch.
@@ -66,7 +71,7 @@ class StepEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidationEvent:
+class ValidationEvent(Event):
     """The validation set after a step, from counts summed over all ranks."""
 
     step: int
@@ -80,7 +85,7 @@ class ValidationEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class WarningEvent:
+class WarningEvent(Event):
     """Something the user should know at once: `message` is one sentence, `about` a word for it.
 
     Training continues, or ends automatically.
@@ -92,7 +97,7 @@ class WarningEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointEvent:
+class CheckpointEvent(Event):
     """A checkpoint is complete at `url`: all that training holds after `step`."""
 
     step: int
@@ -100,7 +105,7 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeEvent:
+class ResumeEvent(Event):
     """Training resumes from the checkpoint at `url`, after `step`."""
 
     step: int
@@ -108,7 +113,7 @@ class ResumeEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class DataEvent:
+class DataEvent(Event):
     """What reading took since the last such event, over all ranks; only where there is news.
 
     `reason` is why reads were tried again, on rank 0, the last time ("503 SlowDown"). `skipped`
@@ -134,7 +139,7 @@ the gradients of the others and for those on their way; steps; calls the user's 
 
 
 @dataclass(frozen=True, slots=True)
-class RankEvent:
+class RankEvent(Event):
     """How one rank fares; each sends its own about once a second while it trains, and at the end.
 
     `work_s` is the median since the last such event of what a step takes this rank itself, without
@@ -156,7 +161,7 @@ class RankEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressEvent:
+class ProgressEvent(Event):
     """How far something is that is no training ("predict", "Listing"): `done` of `total`.
 
     `total` is 0 where nobody knows. The last event has `done` equal to `total`, above 0.
@@ -171,7 +176,7 @@ class ProgressEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class EndEvent:
+class EndEvent(Event):
     """Training is over.
 
     `stopped_by` is "epochs" or "max_steps" (all was done), "user", "callback", "patience" or
@@ -185,7 +190,7 @@ class EndEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class MonitorEvent:
+class MonitorEvent(Event):
     """News of a loop of the user's (`gpupool.monitor`). `number` sets those of a process apart.
 
     All but `rows` is the whole state each time. `groups` maps the title of a plot to its metrics;
@@ -206,7 +211,7 @@ class MonitorEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileEvent:
+class ProfileEvent(Event):
     """The operators that took longest in the steps that were traced, the dearest first.
 
     Of each its name, how often it was called, and milliseconds on the CPU and on the GPU: its own,
@@ -219,30 +224,14 @@ class ProfileEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportEvent:
+class ReportEvent(Event):
     """What a task has reported by `gpupool.report`."""
 
     step: int
     values: dict[str, float]
 
 
-Event = (
-    StartEvent
-    | StepEvent
-    | ValidationEvent
-    | WarningEvent
-    | CheckpointEvent
-    | ResumeEvent
-    | DataEvent
-    | RankEvent
-    | ProgressEvent
-    | EndEvent
-    | MonitorEvent
-    | ProfileEvent
-    | ReportEvent
-)
-
-_KINDS: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
+_KINDS = {name: kind for name, kind in list(globals().items()) if name.endswith("Event")}
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -257,4 +246,5 @@ def from_dict(data: dict[str, Any]) -> Event:
         KeyError: an unknown kind, so client and engine run different versions of gpupool.
     """
     fields = dict(data)
-    return _KINDS[fields.pop("kind")](**fields)
+    made: Event = _KINDS[fields.pop("kind")](**fields)
+    return made

@@ -76,18 +76,11 @@ class DataPacker(Pickler):
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self._file = file = _BoundedFile(max_bytes)
-        self.buffers = buffers = list[memoryview]()
+        self._file = _BoundedFile(max_bytes)
+        self.buffers = self._file.beside
         self.filenames: set[str] = set()
-
-        # Not a method: a packer in a circle would keep the value it has packed until a collection.
-        def leave_out(buffer: pickle.PickleBuffer) -> None:
-            raw = buffer.raw()
-            file.num_beside += raw.nbytes
-            file.check(file.num_beside)
-            buffers.append(raw)
-
-        super().__init__(file, protocol=5, buffer_callback=leave_out)
+        # Not a method of ours: in a circle a packer would keep what it has packed for long.
+        super().__init__(self._file, protocol=5, buffer_callback=self._file.leave_out)
 
     def stream(self) -> bytes:
         """The pickle."""
@@ -105,20 +98,17 @@ class DataPacker(Pickler):
             if isinstance(obj, torch.storage.TypedStorage):
                 return typed_storage, (obj._untyped_storage, obj.dtype)
             if isinstance(obj, torch.UntypedStorage):
-                return self._reduce_storage(torch, obj)
+                on_gpu = obj.device.type != "cpu"
+                self._file.check(obj.nbytes())
+                empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
+                data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
+                return storage, (pickle.PickleBuffer(data), on_gpu)
         return super().reducer_override(obj)
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """cloudpickle's, for a function that travels by value, alone or in a class."""
         self.filenames.add(func.__code__.co_filename)
         return super()._dynamic_function_reduce(func)
-
-    def _reduce_storage(self, torch: Any, obj: Any) -> Any:
-        on_gpu = obj.device.type != "cpu"
-        self._file.check(obj.nbytes())
-        empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
-        data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
-        return storage, (pickle.PickleBuffer(data), on_gpu)
 
 
 class Packer(DataPacker):
@@ -143,16 +133,23 @@ class _Namespace:
 
 
 class _BoundedFile(io.BytesIO):
-    """A pickle; so many bytes are beside it."""
+    """A pickle, and the data beside it."""
 
     def __init__(self, max_bytes: int | None) -> None:
         super().__init__()
         self._max_bytes = max_bytes
+        self.beside: list[memoryview] = []
         self.num_beside = 0
 
     def write(self, data: Any) -> int:
         self.check(self.tell() + len(data))
         return super().write(data)
+
+    def leave_out(self, buffer: pickle.PickleBuffer) -> None:
+        """Have these bytes beside the pickle."""
+        self.beside.append(buffer.raw())
+        self.num_beside += self.beside[-1].nbytes
+        self.check(self.num_beside)
 
     def check(self, num_bytes: int) -> None:
         """Raise if so many are too many, for the pickle or what is beside it."""

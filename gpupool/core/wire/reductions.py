@@ -10,7 +10,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
@@ -56,15 +56,12 @@ def with_imports_by_name(pack: Callable[[], Made]) -> Made:
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
         found: dict[int, str] = {}
         # The longest first: of several modules that have it, the shortest name is meant.
-        for module in sorted(sys.modules, key=len, reverse=True):
+        for module in sorted(sys.modules.keys() - {"__main__", "__mp_main__"}, key=len)[::-1]:
             space = dict(getattr(sys.modules.get(module), "__dict__", {}))
-            if module not in ("__main__", "__mp_main__"):
-                found |= {id(one): f"{module}:{n}" for n, one in space.items() if n[:1] != "_"}
-        token = _imports.set(found)
-        try:
-            return pack()
-        finally:
-            _imports.reset(token)
+            found |= {id(one): f"{module}:{n}" for n, one in space.items() if n[:1] != "_"}
+        context = copy_context()
+        context.run(_imports.set, found)
+        return context.run(pack)
 
 
 def _can_pickle(obj: object) -> bool:
@@ -155,11 +152,8 @@ def make_class(meta: Any, name: str, bases: tuple[Any, ...], *rest: Any) -> Any:
     noted then travels with the values in which they noted it.
     """
     above = {kind for base in types.resolve_bases(bases) for kind in base.__mro__}
-    hooks = {
-        kind: vars(kind)["__init_subclass__"]
-        for kind in above
-        if _is_of_notebook(kind) and "__init_subclass__" in vars(kind)
-    }
+    ours = {kind: vars(kind).get("__init_subclass__") for kind in filter(_is_of_notebook, above)}
+    hooks = {kind: hook for kind, hook in ours.items() if hook is not None}
     for kind in hooks:
         type.__delattr__(kind, "__init_subclass__")
     try:

@@ -15,7 +15,7 @@ from gpupool.core.wire.location import Location
 Found = TypeVar("Found", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer(Generic[Found]):
     """What a rank says: `found` if its `status` is "ok", else the `error`'s text.
 
@@ -31,7 +31,7 @@ class Answer(Generic[Found]):
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ControlRequest(Generic[Found]):
     """One request. A rank does it in its control thread, while its main thread continues."""
 
@@ -50,12 +50,11 @@ class ControlRequest(Generic[Found]):
         read = None if found is None else self._read(found)
         return Answer(content["status"], read, content.get("error", ""))
 
-    def _read(self, plain: Any) -> Found:
-        found: Found = plain
-        return found
+    def _read(self, plain: Any) -> Any:
+        return plain
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Waits:
     """How long a rank has waited for a batch, and for the store, and why it still waits."""
 
@@ -64,32 +63,32 @@ class Waits:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stop(ControlRequest[Waits]):
     """End the training of this name, or a loop (""), after its step; `at_once`: where it is."""
 
     name: str = ""
     at_once: bool = False
 
-    def _read(self, plain: Any) -> Waits:
+    def _read(self, plain: Any) -> Any:
         return Waits(**plain)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interrupt(ControlRequest[None]):
     """Raise KeyboardInterrupt in the call of this number; None: in the one that runs."""
 
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Abort(ControlRequest[None]):
     """Leave the collective; with a number, interrupt that call as well."""
 
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Where(ControlRequest[Location]):
     """Say the line and the collective that the main thread is in.
 
@@ -98,16 +97,16 @@ class Where(ControlRequest[Location]):
 
     glance: bool = False
 
-    def _read(self, plain: Any) -> Location:
+    def _read(self, plain: Any) -> Any:
         return Location.from_dict(plain)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Counts(ControlRequest[Mapping[str, int]]):
     """Say how many collectives each group has had."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SetEnvironment(ControlRequest[None]):
     """Set and remove environment variables; `refresh`: open file systems take new credentials.
 
@@ -119,7 +118,7 @@ class SetEnvironment(ControlRequest[None]):
     refresh: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signal(ControlRequest[None]):
     """Send the process a signal: ipyparallel's `send_signal`, which its nanny would answer."""
 
@@ -131,7 +130,7 @@ class Signal(ControlRequest[None]):
         return "signal_request"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AppendToFile(ControlRequest[str]):
     """Add to the file of this name in the pool's private folder; says its path."""
 
@@ -139,7 +138,7 @@ class AppendToFile(ControlRequest[str]):
     data: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReadFile(ControlRequest[bytes]):
     """Read so many bytes of the file of this name in the pool's private folder; less at its end.
 
@@ -151,14 +150,11 @@ class ReadFile(ControlRequest[bytes]):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RemoveFile(ControlRequest[None]):
     """Remove the file of this name from the pool's private folder, if it is there."""
 
     name: str
 
 
-REQUESTS: Sequence[type[ControlRequest[Any]]] = (
-    Stop, Interrupt, Abort, Where, Counts, SetEnvironment, Signal,
-    AppendToFile, ReadFile, RemoveFile,
-)  # fmt: skip
+REQUESTS: Sequence[type[ControlRequest[Any]]] = ControlRequest.__subclasses__()

@@ -57,12 +57,8 @@ def save(state: Any, file: IO[bytes]) -> None:
 
 def check_extra_state(model: nn.Module) -> None:
     """Raise TrainingError if what a module keeps beside tensors would be lost."""
-    save([module.get_extra_state() for module in modules_with_more(model)], io.BytesIO())
-
-
-def modules_with_more(model: nn.Module) -> list[nn.Module]:
-    """Those that keep something beside tensors."""
     from torch import nn
 
     none = nn.Module.get_extra_state
-    return [module for module in model.modules() if type(module).get_extra_state is not none]
+    keeping = [module for module in model.modules() if type(module).get_extra_state is not none]
+    save([module.get_extra_state() for module in keeping], io.BytesIO())

@@ -24,7 +24,7 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.rpc import api as rpc
 
-from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.calls import invoke
 from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
 from gpupool.engine.shell.cell_names import cell_of, is_users, place

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from gpupool.core.machine import limits
-from gpupool.core.machine.nvml import read_gauges
+from gpupool.core.machine.gpus import read_gauges
 from gpupool.data import device as devices
 
 

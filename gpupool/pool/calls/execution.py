@@ -17,11 +17,10 @@ from dataclasses import replace
 from typing import Any, Generic
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
-from gpupool.core.wire.calls import BoundCall, Call, RunTask
+from gpupool.core.wire.calls import BoundCall, Call, RunTask, torch_settings
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Raised, Reply, Value
-from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, masked, resolve, without_reply
 from gpupool.pool.calls.freeing import Freeing

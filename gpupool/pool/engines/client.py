@@ -15,8 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.wire.calls import Call
-from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.calls import Call, invoke
 from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found

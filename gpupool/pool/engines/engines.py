@@ -19,7 +19,7 @@ from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.formatting import format_ranks, rank_count
-from gpupool.core.machine.nvml import wait_until_released
+from gpupool.core.machine.gpus import wait_until_released
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.clusters import cluster_of
 from gpupool.core.options.pool_options import PoolOptions

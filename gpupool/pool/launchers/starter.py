@@ -32,7 +32,6 @@ NEEDED = (
     "IPython.extensions.storemagic",
     "numpy.random",
     "torch",
-    "gpupool.core.wire.invoke",
     "gpupool.engine.output.streams",
     "gpupool.engine.boot",
 )

@@ -24,42 +24,39 @@ def system(root: Path, own: str, **files: str) -> Path:
     return root
 
 
-def test_no_limit_is_no_file_or_written_max_or_minus_one_or_a_huge_number(tmp_path: Path) -> None:
-    assert (cpu_quota(tmp_path), memory_limit(tmp_path)) == (math.inf, 0)
-    root = system(tmp_path, "0::/\n", **{"cpu.max": "max 100000\n", "memory.max": "max"})
-    assert (cpu_quota(root), memory_limit(root)) == (math.inf, 0)
-    files = {
-        "cpu__cpu.cfs_quota_us": "-1",
-        "cpu__cpu.cfs_period_us": "100000",
-        "memory__memory.limit_in_bytes": str(0x7FFFFFFFFFFFF000),
-    }
-    root = system(tmp_path, "4:cpu,cpuacct:/\n5:memory:/\n", **files)
-    assert (cpu_quota(root), memory_limit(root)) == (math.inf, 0)
+def version_1(quota: str, memory: str) -> dict[str, str]:
+    cpu = {"cpu__cpu.cfs_quota_us": quota, "cpu__cpu.cfs_period_us": "100000"}
+    return {**cpu, "memory__memory.limit_in_bytes": memory}
 
 
-def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
-    files = {
-        "job__cpu.max": "250000 100000",
-        "job__step__cpu.max": "400000 100000",
-        "other__cpu.max": "100000 100000",
-        "job__memory.max": "1024",
-        "job__step__memory.max": "max",
-    }
-    root = system(tmp_path, "0::/job/step\n", **files)
-    assert (cpu_quota(root), memory_limit(root)) == (2.5, 1024)
-    assert num_usable_cores(root) == min(2, num_usable_cores())
+TREE = {
+    "job__cpu.max": "250000 100000",
+    "job__step__cpu.max": "400000 100000",
+    "other__cpu.max": "100000 100000",
+    "job__memory.max": "1024",
+    "job__step__memory.max": "max",
+}
+V1 = "5:memory:{0}\n4:cpu,cpuacct:{0}\n0::/\n"
+LIMITED = version_1("50000", "1024")
 
 
-@pytest.mark.parametrize("own", ["/docker/abc", "/"])
-def test_version_1_in_a_container_that_is_told_the_hosts_paths(tmp_path: Path, own: str) -> None:
-    files = {
-        "cpu__cpu.cfs_quota_us": "50000",
-        "cpu__cpu.cfs_period_us": "100000",
-        "memory__memory.limit_in_bytes": "1024",
-    }
-    root = system(tmp_path, f"5:memory:{own}\n4:cpu,cpuacct:{own}\n0::/\n", **files)
-    assert (cpu_quota(root), memory_limit(root)) == (0.5, 1024)
-    assert num_usable_cores(root) == 1
+@pytest.mark.parametrize(
+    ("own", "files", "cores", "memory"),
+    [
+        ("", {}, math.inf, 0),
+        ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max"}, math.inf, 0),
+        (V1.format("/"), version_1("-1", str(0x7FFFFFFFFFFFF000)), math.inf, 0),
+        ("0::/job/step\n", TREE, 2.5, 1024),  # the smallest on the way up counts
+        (V1.format("/"), LIMITED, 0.5, 1024),
+        (V1.format("/docker/abc"), LIMITED, 0.5, 1024),  # a container, told the host's path
+    ],
+)
+def test_limits_of_both_versions_of_cgroups(
+    tmp_path: Path, own: str, files: dict[str, str], cores: float, memory: int
+) -> None:
+    root = system(tmp_path, own, **files)
+    assert (cpu_quota(root), memory_limit(root)) == (cores, memory)
+    assert num_usable_cores(root) == max(1, min(int(min(cores, 1e9)), num_usable_cores()))
 
 
 def test_the_affinity_mask_counts() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpupool.core.errors import PlacementError
 from gpupool.core.machine.gpus import discover
-from gpupool.core.machine.topology import Discovery, Gpu, choose, place, restrict, survey
+from gpupool.core.machine.topology import Gpu, choose, place, restrict, survey
 from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}abc{i}def", "NVIDIA H200") for i in range(4)]
@@ -22,15 +22,8 @@ MIXED = [
 ]
 
 
-def found(gpus: Sequence[Gpu], visible_devices: str | None = None) -> Discovery:
-    return survey(gpus, visible_devices)
-
-
 def labels(gpus: Sequence[Gpu]) -> list[str]:
     return [gpu.label for gpu in gpus]
-
-
-# ---- which rank gets what ----------------------------------------------------------------------
 
 
 def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
@@ -42,12 +35,10 @@ def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
     }
 
 
-# ---- what a user names -------------------------------------------------------------------------
-
-
 def test_gpus_are_chosen_by_index_or_uuid_in_the_order_named() -> None:
-    assert choose(found(GPUS), ["2", "GPU-0abc0def", "1"]) == [GPUS[2], GPUS[0], GPUS[1]]
-    assert choose(found(GPUS), None) == GPUS
+    found = survey(GPUS, None)
+    assert choose(found, ["2", "GPU-0abc0def", "1"]) == [GPUS[2], GPUS[0], GPUS[1]]
+    assert choose(found, None) == GPUS
 
 
 @pytest.mark.parametrize(
@@ -60,41 +51,33 @@ def test_gpus_are_chosen_by_index_or_uuid_in_the_order_named() -> None:
 )
 def test_a_wrong_choice_is_refused(wanted: list[str], shown: str) -> None:
     with raises(PlacementError, wanted[-1], shown):
-        choose(found(GPUS), wanted)
+        choose(survey(GPUS, None), wanted)
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason() -> None:
     gpus = [GPUS[0], replace(GPUS[1], unavailable="its compute mode is prohibited")]
     with raises(PlacementError, "1", "its compute mode is prohibited"):
-        choose(found(gpus), ["1"])
-    assert choose(found(gpus), None) == GPUS[:1]
+        choose(survey(gpus, None), ["1"])
+    assert choose(survey(gpus, None), None) == GPUS[:1]
 
 
 def test_a_gpu_with_mig_mode_on_stands_for_all_its_instances() -> None:
-    assert labels(choose(found(MIXED), ["0"])) == ["0:0", "0:2"]
-    assert labels(choose(found(MIXED), ["1", "0:2"])) == ["1", "0:2"]
+    assert labels(choose(survey(MIXED, None), ["0"])) == ["0:0", "0:2"]
+    assert labels(choose(survey(MIXED, None), ["1", "0:2"])) == ["1", "0:2"]
     assert labels(restrict(MIXED, "1,MIG-cccc-2222")) == ["1", "0:2"]
     assert labels(restrict(MIXED, "0")) == ["0:0", "0:2"]
 
 
-# ---- CUDA_VISIBLE_DEVICES ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        ("", []),
-        ("2,0", [2, 0]),
-        ("GPU-2abc2def", [2]),
-        ("0,9,1", [0]),  # CUDA reads up to the first unknown entry
-        ("-1", []),
-    ],
-)
-def test_cuda_visible_devices_means_what_it_means_to_cuda(visible: str, indices: list[int]) -> None:
-    assert [gpu.index for gpu in restrict(GPUS, visible)] == indices
-
-
-# ---- why there is none -------------------------------------------------------------------------
+def test_cuda_visible_devices_means_what_it_means_to_cuda() -> None:
+    # CUDA reads up to the first unknown entry
+    for visible, indices in {
+        "": [],
+        "2,0": [2, 0],
+        "GPU-2abc2def": [2],
+        "0,9,1": [0],
+        "-1": [],
+    }.items():
+        assert [gpu.index for gpu in restrict(GPUS, visible)] == indices
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.effects import check_for
 from gpupool.core.options.schedule import lr_factor, total_steps
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions, check_for
 from tests.support.raising import raises
 
 LR = 0.5

@@ -16,9 +16,13 @@ from torch import nn
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import OTHER_NAMES
-from gpupool.core.options.effects import check_for
 from gpupool.core.options.fields import changed
-from gpupool.core.options.training_options import Profile, TrainingOptions, merged
+from gpupool.core.options.training_options import (
+    Profile,
+    TrainingOptions,
+    check_for,
+    merged,
+)
 from tests.support.raising import raises
 
 
@@ -47,22 +51,13 @@ def test_numbers_become_plain_ones_and_sequences_tuples() -> None:
         options.lr = 1.0  # type: ignore[misc]
 
 
-def test_the_lr_of_a_partial_is_the_option() -> None:
-    make = functools.partial(torch.optim.Adam, lr=0.02)
-    options = TrainingOptions(optimizer=make)
-    assert options.lr == 0.02
-    assert isinstance(options.optimizer, functools.partial)
-    assert options.optimizer.keywords == {}
-    refusal("lr", optimizer=make, lr=0.2)
-
-
 SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("optimizer", ["SGD", "lion", SGD]),
+        ("optimizer", ["SGD", "lion", SGD, functools.partial(dict, lr=0.2)]),
         ("schedule", [torch.optim.lr_scheduler.StepLR(SGD, 3), [("none", 5)]]),
         ("checkpoint", ["s3:/bucket/run", ""]),
         ("resume", ["s3:/bucket/run", 3]),

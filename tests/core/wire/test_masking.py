@@ -52,15 +52,13 @@ WAYS: list[Callable[[str], str]] = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("step", [1, 10_000])
-def test_a_secret_is_masked_in_each_way_to_show_it(way: Callable[[str], str], step: int) -> None:
-    text = f"key: {way(CANARY)} is there\n"
-    redactor = Redactor(Secrets([CANARY, "another-one-42"]))
-    pieces = [text[start : start + step] for start in range(0, len(text), step)]
-    shown = "".join([*map(redactor.feed, pieces), redactor.feed("", is_last=True)])
+def test_a_secret_is_masked_in_each_way_to_show_it(way: Callable[[str], str]) -> None:
+    text, redactor = f"key: {way(CANARY)} is there\n", Redactor(Secrets([CANARY, "another-one-42"]))
+    shown = "".join([*map(redactor.feed, text), redactor.feed("", is_last=True)])
     assert shown.count(MASK) == 1
     # what is left of it are the ends of base64, of which some bits are the value's
     assert len(shown) < len("key:  is there\n") + 30
+    assert shown == redact(text, Secrets([CANARY, "another-one-42"]))
 
 
 @pytest.mark.parametrize("between", ["\n", "\\n"])

@@ -19,9 +19,8 @@ from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.writable import Target
-from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer
-from tests.servers.slow_s3 import SlowS3
+from tests.servers.slow_s3 import Fault, SlowS3
 from tests.support.raising import raises
 
 CONTENT = {f"{number}.bin": bytes([number]) * 50_000 for number in range(40)}
