@@ -48,7 +48,8 @@ def main() -> None:
         os.environ.update(server.env)  # for the photographs; the kernel gets none of it
         fill(server.make_bucket("photos"), _NUM_TRAIN, 100)
         with Lab(Path(folder), ROOT) as lab, Browser() as browser:
-            page = browser.open(lab, lab.write("quickstart.ipynb", CELLS), WIDTH, 1400)
+            page = browser.open(lab, lab.write("quickstart.ipynb", CELLS))
+            page.resize(WIDTH, 1400)
             page.js(_UNSEEN, f"import os; os.environ.update({server.env!r})")
             take(page)
     for picture in PICTURES.values():

@@ -17,18 +17,18 @@ _HTML = {
     "pool.status.PoolStatus": "pool.bar.status_html",
     "pool.variables.composite.Composite": "objects.composite_html",
     "training.inference.ConfusionMatrix": "monitor.result_view.confusion_html",
-    "training.doctor.Diagnosis": "monitor.doctor_view.diagnosis_html",
-    "training.doctor.Shares": "monitor.doctor_view.shares_html",
+    "training.doctor.Diagnosis": "monitor.result_view.diagnosis_html",
+    "training.doctor.Shares": "monitor.result_view.shares_html",
     "training.history.TrainingHistory": "monitor.picture.history_html",
     "training.result.TrainingResult": "monitor.result_view.result_html",
-    "training.scaling.Scaling": "monitor.doctor_view.scaling_html",
+    "training.scaling.Scaling": "monitor.result_view.scaling_html",
     "training.sweep.SweepResult": "sweep.result_html",
 }
 _TEXT = {
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_text",
     "pool.status.PoolStatus": "pool.bar.status_text",
     "pool.variables.composite.Composite": "objects.composite_text",
-    "training.history.TrainingHistory": "monitor.board.training_text",
+    "training.history.TrainingHistory": "monitor.words.training_text",
 }
 # What shows one in a notebook: live, as no picture of one moment could.
 _LIVE = {

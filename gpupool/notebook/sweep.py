@@ -15,24 +15,19 @@ from typing import Any
 
 from gpupool.core.formatting import NONE, duration, measured, short_name
 from gpupool.core.terminal import plain, write_line
-from gpupool.notebook.monitor import svg
-from gpupool.notebook.monitor.curves import thinned
+from gpupool.notebook.monitor import plots
+from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
-from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import has_reader, in_notebook
+from gpupool.notebook.page.front_end import Place, has_reader, in_notebook
 from gpupool.notebook.pool.pool_bar import interrupt_button
 from gpupool.training.sweep import SweepProgress, SweepResult, Trial, run_sweep
 
 REDRAW_EVERY_S = 0.5
-MAX_ROWS = 200
-MAX_RUNNING_ROWS = 50  # while it runs, as they are drawn again and again
+MAX_ROWS = 100  # they are drawn again and again
 _OVER = ("finished", "stopped")
 _COLOURS = {"running": markup.AMBER, "done": markup.GREEN, "failed": markup.RED}
-_CELL = 'style="text-align:left;vertical-align:top;padding:2px 12px 2px 4px"'
-_RING = f' style="outline:2px solid {markup.GREEN};outline-offset:-2px"'
 _HEAD = "display:flex;flex-wrap:wrap;align-items:center;gap:4px 12px;font-weight:600"
-_BAR = "width:16em;max-width:40%;accent-color:#0072bd"
-_TABLE = f"{markup.FONT};margin:6px 0;border-collapse:collapse;font-variant-numeric:tabular-nums"
+_ERROR = "min-width:12em;overflow-wrap:anywhere"
 _WIDTH, _HEIGHT, _EDGE = 90, 18, 4  # of a sparkline, pixels
 
 
@@ -91,12 +86,10 @@ class SweepView:
     def __call__(self, progress: SweepProgress) -> None:
         """Show what is new."""
         is_over, summary = progress.status in _OVER, _summary(progress)
-        ended = [trial for trial in progress.trials if trial.state != "running"]
-        if self._told is None:  # those of an earlier run
-            self._told = {trial.number for trial in ended}
-        ended = [trial for trial in ended if trial.number not in self._told]
-        self._told.update(trial.number for trial in ended)
-        lines = [f"{_found(t, progress)}; {t.state} in {duration(t.elapsed_s)}" for t in ended]
+        ended = {trial.number: trial for trial in progress.trials if trial.state != "running"}
+        told = self._told if self._told is not None else {*ended}  # those of an earlier run
+        new, self._told = [ended[n] for n in ended if n not in told], {*ended}
+        lines = [f"{_found(t, progress)}; {t.state} in {duration(t.elapsed_s)}" for t in new]
         lines += summary if is_over else []
         if lines and (self._place is None or not has_reader()):
             write_line("\n".join(lines), sys.stdout)
@@ -117,56 +110,55 @@ def sweep_html(progress: SweepProgress) -> str:
     It is complete without scripts. Where the pool has a bar, that fills the place of a button.
     """
     headline, *words = (f"<div>{escape(line)}</div>" for line in _summary(progress))
-    trials, best, is_over = progress.trials, progress.best, progress.status in _OVER
-    if not is_over:
+    trials = progress.trials
+    if progress.status not in _OVER:
         share = sum(trial.state != "running" for trial in trials) / progress.num_trials
-        headline += f'<progress value="{share:.3f}" aria-label="Trials" style="{_BAR}"></progress>'
-        headline += interrupt_button()
-    # If these are too many: the best, those that run, and the last.
-    drawn = sorted(trials, key=lambda t: (t is not best, t.state != "running", -t.number))
-    drawn = drawn[: MAX_ROWS if is_over else MAX_RUNNING_ROWS]
-    table = _table(sorted(drawn, key=lambda trial: trial.number), progress) if drawn else ""
+        headline += markup.progress(share, "Trials") + interrupt_button()
+    # If these are too many: the best, and the last.
+    drawn = [trial for trial in trials[:-MAX_ROWS] if trial is progress.best] + trials[-MAX_ROWS:]
     rest = f"{len(trials) - len(drawn)} more trials are not drawn; table() of the result has them."
     more = markup.muted(rest) if len(drawn) < len(trials) else ""
-    return markup.card(f'<div style="{_HEAD}">{headline}</div>', *words, table, more)
+    return markup.card(
+        f'<div style="{_HEAD}">{headline}</div>', *words, _table(drawn, progress), more
+    )
 
 
 def _table(trials: Sequence[Trial], progress: SweepProgress) -> str:
+    if not trials:
+        return ""
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     header = ["trial", "state", *names, progress.metric, "course", "time", "rank"]
-    head = "".join(f'<th scope="col" {_CELL}>{escape(_shown(name))}</th>' for name in header)
     last_step = max((step for trial in trials for step, _ in trial.course), default=0)
-    rows, best = "", progress.best
+    rows = []
     for trial in trials:
         state = markup.badge(trial.state, _COLOURS.get(trial.state, markup.GREY))
-        state += markup.badge("best", markup.GREEN) if trial is best else ""
+        state += markup.badge("best", markup.GREEN) if trial is progress.best else ""
         if trial.error:
-            style = "min-width:12em;overflow-wrap:anywhere"
-            state += f'<div style="{style}">{escape(plain(trial.error))}</div>'
-        cells = [state, *(escape(_shown(trial.params.get(name, NONE))) for name in names)]
-        cells += [measured(progress.metric, trial.value)]
-        cells += [_sparkline(trial, progress.metric, last_step), duration(trial.elapsed_s)]
-        cells += [NONE if trial.rank is None else str(trial.rank)]
-        row = "".join(f"<td {_CELL}>{cell}</td>" for cell in cells)
-        row = f'<th scope="row" {_CELL}>{trial.number}</th>{row}'
-        rows += f"<tr{_RING if trial is best else ''}>{row}</tr>"
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-    return markup.scroller(f'<table style="{_TABLE}">{inner}</table>', "Trials")
+            state += f'<div style="{_ERROR}">{escape(plain(trial.error))}</div>'
+        params = [_shown(trial.params.get(name, NONE)) for name in names]
+        row = [str(trial.number), markup.Html(state), *params]
+        row += [measured(progress.metric, trial.value)]
+        row += [markup.Html(_sparkline(trial, progress.metric, last_step))]
+        row += [duration(trial.elapsed_s), NONE if trial.rank is None else str(trial.rank)]
+        rows.append(row)
+    style = ";vertical-align:top;font-variant-numeric:tabular-nums"
+    return markup.scroller(markup.table([*map(_shown, header)], rows, style), "Trials")
 
 
 def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
     """What a trial has reported, as a line: all have one axis of steps, each its own of values."""
-    course = [(step, value) for step, value in trial.course if math.isfinite(value)]
-    points, _ = thinned([step for step, _ in course], [value for _, value in course], 60)
+    curve = Curve(max_points=60)
+    curve.extend(dict(trial.course))
+    points = curve.points()
     if not points:
         return NONE
     low, high = (pick(value for _, value in points) for pick in (min, max))
     high = high if high > low else low + (abs(low) or 1)
-    x = svg.scale(svg.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
-    y = svg.scale(svg.Axis(low, high), _HEIGHT - _EDGE, _EDGE)
-    line = svg.polyline(points, x, y, 'stroke="currentColor"') + svg.markers(points[-1:], x, y)
-    label = f"{len(course)} reports, the last {measured(metric, points[-1][1])}"
-    return f'<div style="width:{_WIDTH}px">{svg.picture(line, _WIDTH, _HEIGHT, label)}</div>'
+    x = plots.scale(plots.Axis(0, max(last_step, 1)), _EDGE, _WIDTH - _EDGE)
+    y = plots.scale(plots.Axis(low, high), _HEIGHT - _EDGE, _EDGE)
+    line = plots.polyline(points, x, y, 'stroke="currentColor"') + plots.markers(points[-1:], x, y)
+    label = f"{curve.num_points} reports, the last {measured(metric, points[-1][1])}"
+    return f'<div style="width:{_WIDTH}px">{plots.picture(line, _WIDTH, _HEIGHT, label)}</div>'
 
 
 def _summary(progress: SweepProgress) -> list[str]:

@@ -46,10 +46,7 @@ def browser(shared_browser: Browser) -> Iterator[Browser]:
 
 @pytest.fixture
 def lab(shared_lab: Lab) -> Iterator[Lab]:
-    """JupyterLab and Notebook 7 as they come, one server for all; a test's kernels end with it.
-
-    Only the one that is lent to notebooks in turn goes on.
-    """
+    """JupyterLab and Notebook 7 as they come, one server for all; a test's kernels end with it."""
     shared_lab.use_subshells(True)
     yield shared_lab
     shared_lab.shut_kernels_down()

@@ -16,15 +16,12 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import nbformat
-from jupyter_client import BlockingKernelClient
 
 from gpupool.pool.launchers.processes import free_ports
 from tests.servers.s3 import TIED_TO_PARENT
-from tests.support.shells import CLEAN, REMEMBER
 
 App = Literal["lab", "notebook"]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -52,7 +49,6 @@ class Lab:
         self._pythonpath = pythonpath
         self._token = secrets.token_hex(16)
         (self._port,) = free_ports(1)
-        self._lent: dict[str, Any] | None = None  # the session whose kernel is lent
 
     def __enter__(self) -> Self:
         for name, values in SETTINGS.items():
@@ -81,12 +77,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def write(self, name: str, cells: list[str], kernel: str = "python3") -> str:
@@ -96,20 +87,6 @@ class Lab:
         for source in cells:
             notebook.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
         nbformat.write(notebook, self.path(name))  # type: ignore[no-untyped-call]
-        return name
-
-    def lend_kernel(self, name: str) -> str:
-        """Give a notebook the kernel that notebooks have in turn: its starter knows torch.
-
-        For notebooks that leave it alive, and whose pages end before the next one has it.
-        """
-        if self._lent is None:
-            about = {"path": name, "name": name, "type": "notebook", "kernel": {"name": "python3"}}
-            self._lent = self._ask("/api/sessions", "POST", about)
-            self._run_in_lent([REMEMBER])
-        else:
-            moved = {"path": name, "name": name}
-            self._ask(f"/api/sessions/{self._lent['id']}", "PATCH", moved)
         return name
 
     def path(self, name: str) -> Path:
@@ -146,30 +123,9 @@ class Lab:
         return f"http://127.0.0.1:{self._port}{PATHS[app]}{notebook}?token={self._token}"
 
     def shut_kernels_down(self) -> None:
-        """End all kernels, whatever runs in them, but the lent one, which is cleaned."""
+        """End all kernels, whatever runs in them."""
         for session in self._ask("/api/sessions"):
-            if self._lent is not None and session["id"] == self._lent["id"]:
-                self._run_in_lent(CLEAN)
-            else:
-                self._ask(f"/api/sessions/{session['id']}", "DELETE")
-
-    def _run_in_lent(self, cells: list[str]) -> None:
-        """Run cells in the lent kernel; where they fail, the next notebook has a new one."""
-        assert self._lent is not None
-        file = self.tmp / "run" / f"kernel-{self._lent['kernel']['id']}.json"
-        client = BlockingKernelClient(connection_file=str(file))
-        client.load_connection_file()
-        client.start_channels()
-        try:
-            replies = [client.execute(cell, reply=True, timeout=60) for cell in cells]
-            is_well = all(reply["content"]["status"] == "ok" for reply in replies)
-        except TimeoutError:  # it is busy, or dead
-            is_well = False
-        finally:
-            client.stop_channels()
-        if not is_well:
-            self._ask(f"/api/sessions/{self._lent['id']}", "DELETE")
-            self._lent = None
+            self._ask(f"/api/sessions/{session['id']}", "DELETE")
 
     def _end(self) -> None:
         """End the server, with the kernels that it still has."""
@@ -209,10 +165,9 @@ class Lab:
                     raise RuntimeError(f"JupyterLab did not start:\n{log}") from None
                 time.sleep(0.2)
 
-    def _ask(self, path: str, method: str = "GET", about: dict[str, Any] | None = None) -> Any:
+    def _ask(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}{path}",
-            data=None if about is None else json.dumps(about).encode(),
             method=method,
             headers={"Authorization": f"token {self._token}"},
         )

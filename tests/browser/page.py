@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -69,18 +68,11 @@ class Browser:
         self._context = self._chromium.new_context(accept_downloads=True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._chromium.close()
         self._playwright.stop()
 
-    def open(
-        self, lab: Lab, notebook: str, width: int = 1200, height: int = 900, app: App = "lab"
-    ) -> Page:
+    def open(self, lab: Lab, notebook: str, app: App = "lab") -> Page:
         """Open a notebook and wait until its cells can be run.
 
         A page can miss the message that says that its new kernel is idle: no cell has run yet,
@@ -89,7 +81,7 @@ class Browser:
         if app == "notebook":
             pytest.importorskip("notebook", reason="notebook is not installed")
         raw = self._context.new_page()
-        raw.set_viewport_size({"width": width, "height": height})
+        raw.set_viewport_size({"width": 1200, "height": 900})
         raw.goto(lab.url(notebook, app), wait_until="domcontentloaded")
         page = Page(raw)
         page.wait_opened()
@@ -101,12 +93,9 @@ class Browser:
             page.wait_idle()
         return page
 
-    def begin(
-        self, lab: Lab, name: str, cells: list[str], app: App = "lab", lent: bool = True
-    ) -> Page:
-        """Open a notebook of these cells, in the lent kernel or one of its own; run the first."""
-        lab.write(name, cells)
-        page = self.open(lab, lab.lend_kernel(name) if lent else name, app=app)
+    def begin(self, lab: Lab, name: str, cells: list[str], app: App = "lab") -> Page:
+        """Open a notebook of these cells, and run the first."""
+        page = self.open(lab, lab.write(name, cells), app=app)
         page.run_cell(0)
         page.wait_idle()
         return page

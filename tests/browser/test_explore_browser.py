@@ -14,7 +14,7 @@ from gpupool.core.wire.events import EndEvent, StartEvent, ValidationEvent
 from gpupool.notebook.monitor.picture import history_html
 from gpupool.training.history import TrainingHistory
 from tests.browser.looks import grave_faults
-from tests.notebook.feed import full_events
+from tests.notebook.feed import full_events, history_of
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab
@@ -25,12 +25,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028"
 LIVE = """
 from gpupool.notebook.monitor.live import LiveMonitor
-from gpupool.training.history import TrainingHistory
-from tests.notebook.feed import full_events
-history = TrainingHistory()
+from tests.notebook.feed import full_events, history_of
 events = full_events()
-for event in [next(events) for _ in range(300)]:
-    history.add(event)
+history = history_of(next(events) for _ in range(300))
 monitor = LiveMonitor(lambda: None, history)"""
 MORE = """
 for event in [next(events) for _ in range(100)]:
@@ -48,15 +45,13 @@ display({"text/html": history_html(whole)}, raw=True)"""
 
 def stopped_history(metric: str) -> TrainingHistory:
     """A training with this metric, stopped after 400 steps."""
-    history = TrainingHistory()
-    for event in full_events(num_steps=400):
-        if isinstance(event, StartEvent):
-            event = replace(event, metrics=(metric,))
-        if isinstance(event, ValidationEvent):
-            event = replace(event, metrics={metric: 0.5})
-        history.add(event)
-    history.add(EndEvent("user", len(history.steps), history.elapsed_s))
-    return history
+    start, *events = full_events(num_steps=400)
+    told = [
+        replace(one, metrics={metric: 0.5}) if isinstance(one, ValidationEvent) else one
+        for one in events
+    ]
+    assert isinstance(start, StartEvent)
+    return history_of([replace(start, metrics=(metric,)), *told, EndEvent("user", 400, 8.0)])
 
 
 class Plots:

@@ -20,13 +20,10 @@ SETUP = """
 import os, threading, time
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.notebook.monitor.live import LiveMonitor
-from gpupool.training.history import TrainingHistory
-from tests.notebook.feed import Run, full_events
+from tests.notebook.feed import Run, full_events, history_of
 shown = []
 def show(num_steps, aside=None):
-    history = TrainingHistory()
-    for event in full_events(num_epochs=4, num_steps=num_steps) if num_steps else ():
-        history.add(event)
+    history = history_of(full_events(num_epochs=4, num_steps=num_steps) if num_steps else ())
     if aside:
         history.add(aside)
     shown.append(LiveMonitor(lambda: None, history))
@@ -60,7 +57,7 @@ def test_a_kernel_that_is_killed_leaves_the_curves_of_each_phase(
     lab: Lab, browser: Browser
 ) -> None:
     name = "ends.ipynb"
-    page = browser.begin(lab, name, [SETUP, *PHASES.values(), MOVES], lent=False)
+    page = browser.begin(lab, name, [SETUP, *PHASES.values(), MOVES])
     page.wait_text(0, re.compile(r"\d+"))
     pid = int(page.text(0))  # now: what is scrolled away has no text
     for index in range(1, BLOCKING):

@@ -53,7 +53,7 @@ IN_STEP = f"""(least) => {{
 @pytest.fixture(scope="module")
 def page(shared_lab: Lab, shared_browser: Browser) -> Iterator[Page]:
     """A notebook with a pool: its tests follow each other."""
-    yield shared_browser.begin(shared_lab, "life.ipynb", CELLS, lent=False)
+    yield shared_browser.begin(shared_lab, "life.ipynb", CELLS)
     shared_browser.close_pages()
     shared_lab.shut_kernels_down()
 

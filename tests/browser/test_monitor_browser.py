@@ -68,7 +68,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
         "run = Run(0.008, ends=False, num_epochs=10, num_steps=1300)\nshow_training(run)",
         "print(run.history.status)",
     ]
-    page = browser.open(lab, lab.lend_kernel(lab.write("live.ipynb", cells)))
+    page = browser.open(lab, lab.write("live.ipynb", cells))
     page.run_cell(0)
     page.run_cell(1)
     cell = page.cell(1)

@@ -64,7 +64,7 @@ def opened(lab: Lab, browser: Browser, version: str, app: App, subshells: bool) 
         cells += [source, REPORT + "\n_ = globals().pop('run', None)"]
     cells.append(DEAF)
     name = lab.write(f"stop-{version}-{app}-{subshells}.ipynb", cells, kernel)
-    page = browser.open(lab, name if version else lab.lend_kernel(name), app=app)
+    page = browser.open(lab, name, app=app)
     page.run_cell(0)
     page.wait_idle()
     page.wait_text(0, version)

@@ -15,8 +15,8 @@ from gpupool.core.errors import OptionsError, PoolError, SpmdError
 from gpupool.core.formatting import Table
 from gpupool.core.wire.events import PHASES, RankEvent, StepEvent
 from gpupool.notebook.magics import commands
-from gpupool.notebook.monitor import doctor_view
-from gpupool.notebook.monitor.board import training_text
+from gpupool.notebook.monitor import result_view
+from gpupool.notebook.monitor.words import training_text
 from gpupool.notebook.page.markup import table_html
 from gpupool.training import doctor, machine
 from gpupool.training.doctor import Diagnosis, diagnose
@@ -135,8 +135,8 @@ def test_the_sentence_of_scaling_names_what_takes_the_time() -> None:
     assert len(found.table()) == 3
     alone = Scaling("weak", (size(1, 5577, 0.16),))
     assert alone.sentence == "1 rank: 5,577 samples/s; computing 84 %, communication 16 %."
-    assert "data:image/svg+xml" in doctor_view.scaling_html(alone)
-    shown = doctor_view.scaling_html(found)
+    assert "data:image/svg+xml" in result_view.scaling_html(alone)
+    shown = result_view.scaling_html(found)
     assert found.sentence in shown
     assert "data:image/svg+xml" in shown
 
@@ -237,6 +237,6 @@ def test_the_picture_has_a_bar_for_each_rank_and_the_text_the_sentence() -> None
     slow = history({"data": 60.0}, {"data": 55.0})
     found = diagnose(slow)
     assert found.sentence in training_text(slow)
-    shown = doctor_view.diagnosis_html(found)
+    shown = result_view.diagnosis_html(found)
     assert shown.count('role="img"') == 2
     assert found.sentence in shown

@@ -9,8 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 
 from gpupool.core.wire.events import (
     EndEvent,
@@ -23,15 +22,28 @@ from gpupool.core.wire.events import (
 from gpupool.training.history import TrainingHistory
 
 
-def training_events(
-    num_epochs: int = 6,
-    steps_per_epoch: int = 150,
-    num_steps: int | None = None,
+def history_of(events: Iterable[Event], **options: str) -> TrainingHistory:
+    """What a client knows after these events."""
+    history = TrainingHistory(options=options)
+    for event in events:
+        history.add(event)
+    return history
+
+
+def full_events(
+    num_epochs: int = 6, steps_per_epoch: int = 150, num_ranks: int = 4, num_steps: int = 0
 ) -> Iterator[Event]:
-    """The events of a training that goes well; without an end if `num_steps` cuts it short."""
+    """The events of a training that goes well, with all that can be told: the best, patience, how
+    each rank fares; without an end if `num_steps` cuts it short."""
     noise, total = random.Random(0), num_epochs * steps_per_epoch
-    elapsed_s = 0.0
-    yield StartEvent(num_epochs, steps_per_epoch, steps_per_epoch * 512, 512, 4, "cuda", "nccl")
+    elapsed_s, best = 0.0, math.inf
+    yield StartEvent(
+        num_epochs, steps_per_epoch, steps_per_epoch * 512, 128 * num_ranks, num_ranks,
+        "NVIDIA H200", "nccl", objective="loss", precision="bf16", patience=5, keep="best",
+        devices=tuple(f"cuda:{n} NVIDIA H200" for n in range(num_ranks)),
+        ranks=tuple(range(num_ranks)), validate_every=steps_per_epoch, started_at=1.8e9,
+        unit="images",
+    )  # fmt: skip
     for step in range(1, (num_steps or total) + 1):
         epoch = (step - 1) // steps_per_epoch + 1
         loss = 2.3 * math.exp(-5 * step / total) + 0.2 + noise.uniform(-0.1, 0.1)
@@ -39,44 +51,15 @@ def training_events(
         noisy = min(1.0, max(0.0, accuracy + noise.uniform(-0.05, 0.05)))
         elapsed_s += 0.0125
         yield StepEvent(step, epoch, loss, noisy, 0.1, 512, elapsed_s, 0.0005)
+        if step % 20 == 1:
+            yield from rank_events(num_ranks, step)
         if step % steps_per_epoch == 0:
             elapsed_s += 0.5
-            yield ValidationEvent(step, epoch, loss + 0.02, accuracy, 5000, elapsed_s)
-    if num_steps is None:
-        yield EndEvent("epochs", total, elapsed_s)
-
-
-def full_events(
-    num_epochs: int = 6, steps_per_epoch: int = 150, num_ranks: int = 4, num_steps: int = 0
-) -> Iterator[Event]:
-    """As `training_events`, with all that can be told: the best, patience, how each rank fares."""
-    best, num_told = math.inf, 0
-    for event in training_events(num_epochs, steps_per_epoch, num_steps or None):
-        if isinstance(event, StartEvent):
-            devices = tuple(f"cuda:{n} NVIDIA H200" for n in range(num_ranks))
-            event = replace(
-                event,
-                world_size=num_ranks,
-                batch_size=128 * num_ranks,
-                objective="loss",
-                device="NVIDIA H200",
-                devices=devices,
-                ranks=tuple(range(num_ranks)),
-                precision="bf16",
-                validate_every=steps_per_epoch,
-                patience=5,
-                keep="best",
-                started_at=1.8e9,
-                unit="images",
-            )
-        if isinstance(event, ValidationEvent):
-            num_told += 1
-            loss = event.loss if num_told < num_epochs - 1 else event.loss + 0.2
-            event = replace(event, loss=loss, is_best=loss < best)
+            loss += 0.02 if epoch < num_epochs - 1 else 0.22
+            yield ValidationEvent(step, epoch, loss, accuracy, 5000, elapsed_s, is_best=loss < best)
             best = min(best, loss)
-        yield event
-        if isinstance(event, StepEvent) and event.step % 20 == 1:
-            yield from rank_events(num_ranks, event.step)
+    if not num_steps:
+        yield EndEvent("epochs", total, elapsed_s)
 
 
 def rank_events(num_ranks: int, step: int) -> Iterator[RankEvent]:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -119,12 +118,7 @@ class Kernel:
         self.client.wait_for_ready(timeout=60)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=False)
         self._folder.cleanup()

@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from gpupool.notebook.cells.lines import FOLD_WITHIN_S
@@ -55,12 +54,7 @@ class Terminal:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

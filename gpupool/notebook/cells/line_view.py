@@ -26,7 +26,6 @@ class LineView:
     def __init__(
         self, ranks: Sequence[int], look: Look, stop_wish: threading.Event | None = None
     ) -> None:
-        self._part = look.part
         self._shown = {OutputKind.DISPLAY, *[OutputKind.RESULT] * look.show_values}
         self._lines = Lines(ranks)
         self._loops = LoopViews(stop_wish=stop_wish)
@@ -61,7 +60,7 @@ class LineView:
                 self._lines.end(rank, self._now)
         self._write(is_over=True)
         self._loops.finish()
-        mark_shown(report.result, self._part)
+        mark_shown(report.result, values=OutputKind.RESULT in self._shown)
 
     def _write(self, *, is_over: bool) -> None:
         with self._lock:

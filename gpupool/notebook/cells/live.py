@@ -23,7 +23,7 @@ from gpupool.notebook.cells.picture import (
 from gpupool.notebook.cells.shown import mark_error_shown, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
-from gpupool.notebook.page.cell_output import Place
+from gpupool.notebook.page.front_end import Place
 from gpupool.notebook.pool.pool_bar import interrupt_button
 from gpupool.pool.notices import Notice
 from gpupool.spmd.cell import CellReport, States
@@ -107,7 +107,7 @@ class LiveView:
         if report.error is not None:
             mark_error_shown(report.error)
         self._show_others(report)
-        mark_shown(report.result, self._look.part)
+        mark_shown(report.result, values=self._look.show_values)
 
     # ---- inside --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.formatting import duration, format_ranks, number, rank_count
@@ -25,7 +25,6 @@ MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
 OPEN_LINES = 12  # so few are open, also where they are not the first
 _DOTS = {"running": ("●", "#0072bd"), "done": ("✓", markup.GREEN)}
 
-Part = Literal["nothing", "texts", "everything"]  # of a result, that a cell has shown
 Section = tuple[dict[int, str], dict[int, Mapping[str, Any]]]  # by rank: a text, then a figure
 
 
@@ -34,15 +33,13 @@ class Look:
     """What of a cell is shown, and how.
 
     `name` is what the user can ask for the whole text. `alone`: there are no displays beside this
-    one, so what cannot stand inside it (a widget) is there as its text. `part` of the result counts
-    as shown then.
+    one, so what cannot stand inside it (a widget) is there as its text.
     """
 
     show_values: bool = True
     show_texts: bool = True
     name: str = ""
     alone: bool = False
-    part: Part = "everything"
 
     def shows(self, bundle: Mapping[str, Any]) -> bool:
         """Whether it stands in the picture as a figure."""

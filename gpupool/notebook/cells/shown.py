@@ -7,18 +7,18 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import SpmdError
-from gpupool.notebook.cells.picture import Part, result_html, result_text
+from gpupool.notebook.cells.picture import result_html, result_text
 from gpupool.pool.result import SpmdResult
 
 
-def mark_shown(result: SpmdResult | None, part: Part = "everything") -> None:
-    """The running cell has shown this result, or of it what the ranks have printed."""
+def mark_shown(result: SpmdResult | None, *, values: bool = True) -> None:
+    """The running cell has shown this result, or of it only what the ranks have printed."""
     if result is not None:
-        result.shown = (_this_cell(), part)
+        result.shown = (_this_cell(), "everything" if values else "texts")
 
 
-def part_shown(result: SpmdResult) -> Part:
-    """What the cell that runs has shown of this result."""
+def part_shown(result: SpmdResult) -> str:
+    """What the cell that runs has shown of this result: "nothing", "texts" or "everything"."""
     cell, part = result.shown
     return part if cell == _this_cell() else "nothing"
 

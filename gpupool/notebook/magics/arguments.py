@@ -9,15 +9,18 @@ import argparse
 import contextlib
 import keyword
 import math
+import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import parse_duration_s, suggest
 from gpupool.core.options.fields import words_of
-from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.options.pool_options import PROFILES, PoolOptions
 from gpupool.core.terminal import plain
 from gpupool.spmd.cell import VIEWS
 
@@ -48,11 +51,7 @@ class MagicParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\d")
 
     def split(self, line: str) -> list[str]:
-        """The words of a line, as a shell splits it.
-
-        Raises:
-            OptionsError: a quotation has no end.
-        """
+        """The words of a line, as a shell splits it; an error where a quotation has no end."""
         try:
             return shlex.split(line)
         except ValueError as error:
@@ -69,13 +68,13 @@ class MagicParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse has it, but no word may be left; each command answers for its own."""
         parsed, unknown = super().parse_known_args(args, namespace)
-        options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        known = self.option_names()
-        if options and known:
+        words = [word.partition("=")[0] for word in unknown]
+        options = [word for word in words if word.startswith("-")]
+        if options and (known := self.option_names()):
             sentence = f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
             raise OptionsError(plain(sentence))
-        if unknown:
-            self.error(f"{unknown[0].partition('=')[0]!r} is too much")
+        if words:
+            self.error(f"{words[0]!r} is too much")
         return parsed, []
 
     def error(self, message: str) -> NoReturn:
@@ -143,8 +142,50 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
         about = f"{summary}\n{more}".rstrip()
         return commands.add_parser(name, help=summary, description=about, **how)
 
-    about = "Show what runs: state, ranks, devices, process ids; in a notebook with buttons."
-    command("status", about)
+    command("status", "Show the pool: state, ranks, devices, pids; in a notebook with buttons.")
+    _add_start(command)
+    add = command("stop", "End every process of the pool.").add_argument
+    add("--down", action="store_true", help="also end machines that were rented for it")
+    more = "The other ranks keep their variables."
+    add = command(
+        "restart", "Replace ranks by new ones, all of them unless named.", more
+    ).add_argument
+    add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
+    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
+    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
+    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
+    names = "variables; name together what belongs together"
+    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
+    add("-t", "--targets", dest="ranks", metavar="RANKS", help=f"copy to these only: {_RANKS}")
+    command("interrupt", "Interrupt the busy ranks; a training stops and keeps its network.")
+    command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
+    command("gpus", "List the GPUs of this machine and who uses them.")
+    more = "Values are never shown. Without arguments: list the variables that the ranks have."
+    about = "Copy environment variables and AWS logins to the ranks."
+    add = command("env", about, more).add_argument
+    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
+    add("names", nargs="*", metavar="NAME", help=names)
+    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
+    add("--aws", action="store_true", help=aws)
+    add("--unset", action="store_true", help="remove the variables from the ranks")
+    more = "It has what a rank printed outside of cells."
+    add = command("log", "Show the end of a rank's log.", more).add_argument
+    add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
+    about = "Say why the last training is slow, and what to do; before any, look at the machine."
+    more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
+    add = command("doctor", about, more).add_argument
+    add("place", nargs="?", default="", metavar="URL|machine", help="look at the machine")
+    more = "In it: p x, up, down, w, l, !x = 1. q ends it. Variables can be changed."
+    add = command("debug", "Open the debugger on a rank's last error.", more).add_argument
+    add("rank", nargs="?", metavar="RANK", help="the rank that failed first, unless given")
+    add = command("help", "Show this overview, or explain one command.").add_argument
+    topics = _one_of((*commands.choices, "spmd"))
+    add("topic", nargs="?", metavar="COMMAND", help="a command, or spmd", **topics)
+    return parser, commands.choices
+
+
+def _add_start(command: Callable[..., MagicParser]) -> None:
+    """Where the ranks of start run, what they have, and how long."""
     start = command(
         "start",
         "Start the pool: one rank per GPU, or 2 CPU ranks on a machine without.",
@@ -153,69 +194,15 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
         # an unset option is left out, so that the option class's default counts
         argument_default=argparse.SUPPRESS,
     )
-    _add_start(start)
-    _add_ranks(command)
-    command("interrupt", "Interrupt the busy ranks; a training stops and keeps its network.")
-    command("hosts", "List the hosts of the pool: ranks, GPUs, addresses.")
-    command("gpus", "List the GPUs of this machine and who uses them.")
-    _add_env(command)
-    about = "Show the end of a rank's log."
-    add = command("log", about, "It has what a rank printed outside of cells.").add_argument
-    add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
-    about = "Say why the last training is slow, and what to do; before any, look at the machine."
-    more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
-    add = command("doctor", about, more).add_argument
-    add("place", nargs="?", default="", metavar="URL|machine", help="look at the machine")
-    about = "Open the debugger on a rank's last error."
-    more = "In it: p x, up, down, w, l, !x = 1. q ends it. Variables can be changed."
-    add = command("debug", about, more).add_argument
-    add("rank", nargs="?", metavar="RANK", help="the rank that failed first, unless given")
-    add = command("help", "Show this overview, or explain one command.").add_argument
-    topics = _one_of((*commands.choices, "spmd"))
-    add("topic", nargs="?", metavar="COMMAND", help="a command, or spmd", **topics)
-    return parser, commands.choices
-
-
-def _add_ranks(command: Callable[..., MagicParser]) -> None:
-    """What ends, replaces and evens ranks."""
-    add = command("stop", "End every process of the pool.").add_argument
-    down = "also end machines that were rented for it, and would wait for another pool"
-    add("--down", action="store_true", help=down)
-    about = "Replace ranks by new ones, all of them unless named."
-    add = command("restart", about, "The other ranks keep their variables.").add_argument
-    add("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
-    more = "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
-    add = command("sync", "Copy variables of one rank to the others.", more).add_argument
-    add("rank", type=_whole, metavar="RANK", help="the rank to copy from")
-    names = "variables; name together what belongs together"
-    add("variables", nargs="+", type=_variable_name, metavar="NAME", help=names)
-    ranks = f"copy to these ranks only: {_RANKS}"
-    add("-t", "--targets", dest="ranks", metavar="RANKS", help=ranks)
-
-
-def _add_env(command: Callable[..., MagicParser]) -> None:
-    """Variables of the environment."""
-    about = "Copy environment variables and AWS logins to the ranks."
-    more = "Values are never shown. Without arguments: list the variables that the ranks have."
-    add = command("env", about, more).add_argument
-    names = "names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*"
-    add("names", nargs="*", metavar="NAME", help=names)
-    aws = "send the login of this notebook's AWS profile, SSO or role; renewed before it expires"
-    add("--aws", action="store_true", help=aws)
-    add("--unset", action="store_true", help="remove the variables from the ranks")
-
-
-def _add_start(start: MagicParser) -> None:
-    """Where the ranks of start run, what they have, and how long."""
     add = start.add_argument_group("where the ranks run").add_argument
     profile = (
         "local, this machine; ssh, slurm, mpi, kubernetes, sky; a table of gpupool.toml. "
         "What is behind -- goes to the scheduler: start slurm -n 16 -- -p gpu"
     )
-    num_ranks = "number of ranks; those beyond the GPUs run cells and do not train"
     gpus = "the GPUs to use, such as 0,2: indices, UUIDs, or MIG instances such as 0:1"
     force = "also take GPUs that another pool has or another user computes on"
     backend = "auto (the default): nccl among ranks that have a GPU each, else gloo"
+    num_ranks = "number of ranks; those beyond the GPUs run cells and do not train"
     add("profile", nargs="?", metavar="PROFILE", help=profile)
     add("--hosts", metavar="HOSTS", help="of ssh, such as gpu1,gpu2:4 (4 ranks)")
     add("-n", type=_whole, metavar="N", help=num_ranks)
@@ -240,7 +227,6 @@ def _add_start(start: MagicParser) -> None:
 
 
 def _spmd_parser() -> MagicParser:
-    """%%spmd"""
     parser = MagicParser(
         "%%spmd",
         description="Run the cell on every rank; the process group of torch.distributed is ready.",
@@ -251,18 +237,9 @@ def _spmd_parser() -> MagicParser:
         "`%spmd EXPRESSION` gives the value of an expression on each rank.",
     )
     add = parser.add_argument
-    out = (
-        "bind the result: NAME[rank] is the value of the last expression, NAME.text(rank) what "
-        "was printed"
-    )
-    view = (
-        "auto (the default): the end of the output while it runs, then equal ranks as one; "
-        "quiet: nothing"
-    )
-    nowait = (
-        "do not wait: the cell's value, or NAME, is a handle with .done(), .result(), "
-        ".interrupt(), `await handle`"
-    )
+    out = "bind the result: NAME[rank] is the last expression's value, NAME.text(rank) its output"
+    view = "auto (the default): the end of the output, then equal ranks as one; quiet: nothing"
+    nowait = "do not wait: the value, or NAME, is a handle: .done(), .result(), .interrupt(), await"
     no_sync = "end without waiting for what GPUs still compute; its errors appear in a later cell"
     seconds = "interrupt the ranks after that long"
     add("-t", "--targets", dest="ranks", default="all", metavar="RANKS", help=f"where: {_RANKS}")
@@ -320,3 +297,50 @@ def _variable_name(text: str) -> str:
 
 GPUPOOL, COMMANDS = _gpupool_parser()
 SPMD = _spmd_parser()
+
+
+# ---- completed with Tab -------------------------------------------------------------------------
+
+
+def complete(line: str) -> list[str]:
+    """The words that may stand at the end of `line`, in place of its last word; [] elsewhere.
+
+    >>> complete("%gpupool st")
+    ['status', 'start', 'stop']
+    >>> complete("%%spmd --view ")
+    ['auto', 'quiet']
+    """
+    magic, *typed = line.split(" ")
+    parser: MagicParser | None = {GPUPOOL.prog: GPUPOOL, SPMD.prog: SPMD}.get(magic)
+    if parser is GPUPOOL and len(typed) > 1:
+        parser = COMMANDS.get(typed[0])
+    if parser is None or not typed:
+        return []
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    last = options.get(typed[-2]) if len(typed) > 1 else None
+    if last is not None and last.nargs != 0:  # an option that takes a value
+        found = _values(last)
+    else:
+        others = [action for action in parser._actions if not action.option_strings]
+        found = [*(word for action in others for word in _values(action)), *options]
+    return [word for word in found if word.startswith(typed[-1]) and word not in typed[:-1]]
+
+
+def _values(action: argparse.Action) -> Iterable[str]:
+    if action.dest in ("env", "names"):
+        return sorted(os.environ)
+    return PROFILES if action.dest == "profile" else action.choices or ()
+
+
+def _match_words(context: CompletionContext) -> dict[str, Any]:
+    line = context.text_until_cursor.lstrip()
+    words = complete(line)
+    return {
+        "completions": [SimpleCompletion(text=word, type="magic") for word in words],
+        "matched_fragment": line.rpartition(" ")[2],
+        "ordered": True,
+        "suppress": bool(words),  # names of variables make no sense here
+    }
+
+
+match_words = context_matcher(identifier="gpupool")(_match_words)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from gpupool.core.errors import OptionsError, PoolError, SpmdError
+from gpupool.core.formatting import NONE, Table, rank_count
 from gpupool.core.wire.calls import DebugCommand
 from gpupool.core.wire.replies import DebugReply
 from gpupool.notebook.magics import arguments
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import pool_bar, tables
+from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import status_text
 from gpupool.pool import session
 from gpupool.pool.calls.execution import Execution
@@ -66,7 +68,7 @@ def _status(chosen: Namespace) -> None:
 
 def _start(chosen: Namespace) -> None:
     options = {name: value for name, value in vars(chosen).items() if name != "command"}
-    with tables.StartProgress() as progress:
+    with pool_bar.StartProgress() as progress:
         pool = session.start(**options, progress=progress)
         progress.finish(status_text(pool.status()), pool)
 
@@ -80,7 +82,7 @@ def _stop(chosen: Namespace) -> None:
 
 def _restart(chosen: Namespace) -> None:
     pool = session.current_pool()
-    with tables.StartProgress("Starting ranks again") as progress:
+    with pool_bar.StartProgress("Starting ranks again") as progress:
         pool.restart(chosen.ranks, progress=progress)
         progress.finish(status_text(pool.status()), pool)
 
@@ -102,7 +104,9 @@ def _interrupt(chosen: Namespace) -> None:
 
 def _hosts(chosen: Namespace) -> None:
     if hosts := session.current_pool().hosts():
-        display(tables.hosts_shown(hosts), raw=True)
+        columns = ("host", "state", "ranks", "GPUs", "address", "NCCL")
+        rows = tuple(tuple(cell or NONE for cell in astuple(host)) for host in hosts)
+        display(Table("Hosts", columns, rows))
     else:
         print("All ranks of the pool are on this machine.")
 
@@ -113,13 +117,22 @@ def _env(chosen: Namespace) -> None:
         raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
     if chosen.unset and not chosen.names:
         raise OptionsError("%gpupool env --unset: name the variables to remove.")
-    is_changed = chosen.names or chosen.aws
-    if is_changed:
-        env = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
-    status = pool.status()
-    credentials = status.credentials if chosen.aws or not is_changed else ""
-    variables = env if is_changed else status.env
-    print(tables.env_text(variables, pool.world_size, chosen.unset, credentials))
+    variables: Mapping[str, str]
+    if chosen.names or chosen.aws:
+        variables = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
+        credentials = pool.status().credentials if chosen.aws else ""
+    else:
+        status = pool.status()
+        variables, credentials = status.env, status.credentials
+    ranks = rank_count(pool.world_size)
+    if not variables:
+        print("No variable matches." if chosen.unset else "No variable has been propagated.")
+    elif chosen.unset:
+        print(f"Removed from {ranks}: {', '.join(variables)}")
+    else:  # names and fingerprints; values are not known here
+        names = [f"{name} ({mark})" for name, mark in variables.items()]
+        listed = "\n  ".join(["", *names]) if len(names) > 4 else f" {', '.join(names)}"
+        print(f"On {ranks}:{listed}\n{credentials}".rstrip())
 
 
 def _doctor(chosen: Namespace) -> object:

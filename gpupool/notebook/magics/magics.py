@@ -6,7 +6,6 @@ import argparse
 import sys
 import threading
 import tokenize
-from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -16,16 +15,16 @@ from gpupool.core.errors import OptionsError
 from gpupool.notebook import formatters
 from gpupool.notebook.cells.line_view import LineView, QuietView
 from gpupool.notebook.cells.live import LiveView
-from gpupool.notebook.cells.picture import Look, Part
+from gpupool.notebook.cells.picture import Look
 from gpupool.notebook.cells.shown import register_formatters
-from gpupool.notebook.magics import arguments, commands, completion
+from gpupool.notebook.magics import arguments, commands
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import tables
+from gpupool.notebook.pool import pool_bar
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import Notebook, SpmdRun, View, in_its_place
+from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
 
 
 @magics_class
@@ -89,7 +88,7 @@ class GpupoolMagics(Magics):
 
     def _begin(self, code: str, chosen: argparse.Namespace, *, is_value: bool) -> SpmdRun:
         __tracebackhide__ = True
-        pool = session.find() or tables.start_unasked()
+        pool = session.find() or pool_bar.start_unasked()
         if pool.status().state == "replacing":
             print("gpupool: waiting for the lost ranks to be replaced…")
         ranks = pool.select(chosen.ranks)
@@ -98,9 +97,9 @@ class GpupoolMagics(Magics):
         # One for each cell: a press means the loop under which its button stands.
         stop_wish = threading.Event()
         shows_value = not (is_value or ends_quietly(code))
-        part: Part = "texts" if is_value else "everything"
-        look = Look(show_values=shows_value, name=chosen.name or "_", part=part)
-        view = _make_view(chosen.view, ranks, look, stop_wish)
+        look = Look(show_values=shows_value, name=chosen.name or "_")
+        live = LiveView if in_notebook() else LineView
+        view = QuietView() if chosen.view == "quiet" else live(ranks, look, stop_wish)
         # a handle's result shows its values itself, where it is asked for
         names, transform = self.shell.user_ns, self.shell.transform_cell
         notebook = None if chosen.isolate else Notebook(names, transform, at_once=chosen.nowait)
@@ -121,18 +120,6 @@ class GpupoolMagics(Magics):
         # IPython lets `_` alone for good if anyone else binds it, and does so itself in a moment
         if name not in (None, "_"):
             self.shell.user_ns[name] = value
-
-
-def _make_view(name: str, ranks: Sequence[int], look: Look, stop_wish: threading.Event) -> View:
-    """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
-
-    `stop_wish` is what a press of a loop's Stop button sets.
-    """
-    if name == "quiet":
-        return QuietView()
-    if in_notebook():
-        return LiveView(ranks, look, stop_wish)
-    return LineView(ranks, look, stop_wish)
 
 
 def ends_quietly(cell: str) -> bool:
@@ -161,4 +148,5 @@ def register(shell: Any) -> None:
     shell.register_magics(GpupoolMagics)
     formatters.register(shell)
     register_formatters(shell)
-    completion.register(shell)
+    if arguments.match_words not in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.append(arguments.match_words)

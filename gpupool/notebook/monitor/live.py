@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from gpupool.notebook.monitor import picture
-from gpupool.notebook.monitor.board import Board, History, board_of, header
-from gpupool.notebook.page.cell_output import Place
+from gpupool.notebook.monitor.curves import TrainingCurves
+from gpupool.notebook.monitor.picture import Board, History, board_of, header
+from gpupool.notebook.page.front_end import Place
 from gpupool.notebook.page.live_html import LiveHtml, Meant, button, hint
 
 EVERY_S = 0.5  # a message with what is new; a new status at once
@@ -35,6 +36,7 @@ class LiveMonitor:
         self, on_stop: Callable[[], None], history: History, place: Place | None = None
     ) -> None:
         self._on_stop, self._history = on_stop, history
+        self._curves = TrainingCurves()
         self._place = Place() if place is None else place
         self._live = LiveHtml(self._press)
         self._lock = threading.RLock()
@@ -51,35 +53,39 @@ class LiveMonitor:
         """Show the state of `history`: a new status now, all else soon."""
         with self._lock:
             self._history = history
+            self._is_new = self._image_is_old = True
             # A loop may report even after the end of its cell.
             if self._still or self._status() != self._told:
                 self._draw()
 
     def _run(self) -> None:
-        took_s = 0.0
         while not self._still:
-            # Of very many steps rarer: drawing takes a twentieth of the time at most.
-            self._wake.wait(max(EVERY_S, 20 * took_s))
+            self._wake.wait(EVERY_S)
             self._wake.clear()
-            began = time.monotonic()
             # The run adds to its history in another thread, and may just be adding a rank.
             with self._lock, contextlib.suppress(RuntimeError):
-                self._draw()
-            took_s = time.monotonic() - began
+                if self._is_new or self._status() != self._told or self._image_is_due():
+                    self._draw()
+                    self._is_new = False
 
     def _status(self) -> str:
         """The status to show: Stop has been pressed before the training can have noticed it."""
         is_over = self._history.is_over
         return self._history.status if is_over or not self._stop_pressed else "stopping"
 
+    def _image_is_due(self) -> bool:
+        return self._image_is_old and time.monotonic() - self._image_at >= IMAGE_EVERY_S
+
     def _draw(self) -> None:
         now, self._told = time.monotonic(), self._status()
-        board = board_of(self._history, self._told)
+        board = board_of(self._history, self._told, self._curves)
         if self._still or self._history.is_over:
-            self._leave({"text/html": picture.still_html(board), "text/plain": board.text})
+            html, text = picture.still_html(board), picture.text_of(self._history)
+            self._leave({"text/html": html, "text/plain": text})
             return
-        if now - self._image_at >= IMAGE_EVERY_S:
-            self._image_at, self._image = now, picture.image_of(board)
+        if self._image_is_due():
+            self._image_at, self._image_is_old = now, False
+            self._image = picture.image_of(board)
         self._live.tell(
             parts={
                 **board.parts,
@@ -92,7 +98,7 @@ class LiveMonitor:
         if now - self._output_at >= (OUTPUT_EVERY_S if self._live.is_seen else UNSEEN_EVERY_S):
             self._output_at = now
             html = picture.live_html(board, self._image, self._live.part)
-            self._place.show({"text/html": html, "text/plain": board.text})
+            self._place.show({"text/html": html, "text/plain": picture.text_of(self._history)})
 
     def _leave(self, still: dict[str, str]) -> None:
         if still != self._still:

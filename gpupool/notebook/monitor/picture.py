@@ -10,13 +10,89 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
 
-from gpupool.notebook.monitor import plots
-from gpupool.notebook.monitor.board import Board, History, board_of
+from gpupool.core.formatting import clock_time, duration, number
+from gpupool.notebook.monitor import plots, words
+from gpupool.notebook.monitor.curves import LoopHistory, TrainingCurves
+from gpupool.notebook.monitor.result_view import shares_html
 from gpupool.notebook.page import markup
+from gpupool.training.doctor import Shares
+from gpupool.training.history import TrainingHistory
 
+_STATUS = {"failed": "ended by an error"}
+
+History = TrainingHistory | LoopHistory
 Part = Callable[[str, str, str], str]  # (name, HTML within, CSS classes) -> element
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All that there is to draw.
+
+    `parts` are HTML by name; `lost` is the headline if the kernel dies now; `stop` the label of the
+    button, "" without one. `plots` are "view": looks, axes and what they show in words; and
+    "lines": points.
+    """
+
+    parts: dict[str, str]
+    lost: str
+    stop: str
+    plots: dict[str, Any]
+
+
+def board_of(history: History, status: str = "", curves: TrainingCurves | None = None) -> Board:
+    """The state of a history.
+
+    Args:
+        status: in the place of the history's own: a press that it has not noticed yet.
+        curves: of a training that is drawn again and again: they take in what is new of it.
+    """
+    status = status or history.status
+    if isinstance(history, LoopHistory):
+        return _board_of_loop(history, status)
+    headline, remaining = words.headline(history, status), words.remaining(history)
+    view, lines = (curves or TrainingCurves()).plots(history)
+    clock = {"started_at": history.start.started_at if history.start else 0.0}
+    return Board(
+        parts={
+            "header": header(headline, history.progress, remaining, is_failed=status == "failed"),
+            "notices": _notices([words.notice(history), words.bottleneck(history)]),
+            "tables": _tables(words.table(history)),
+            "ranks": _ranks(history),
+        },
+        lost=f"Failed: {words.lost(history)}",
+        stop="" if history.is_over else words.stop_label(history),
+        plots={"view": {**view, "clock": clock}, "lines": lines},
+    )
+
+
+def _board_of_loop(history: LoopHistory, status: str) -> Board:
+    event, step = history.event, number(history.step)
+    state = "" if status == "running" else f": {_STATUS.get(status, status)}"
+    done = f"step {step}" + (f" of {number(event.num_steps)}" if event.num_steps else "")
+    facts = [*event.info.items(), ("Elapsed", duration(event.elapsed_s))]
+    values = [(name, f"{value:.5g}") for name, value in history.latest.items()]
+    sections = [("Values", values), ("Loop", [*facts, ("Ranks", str(event.world_size))])]
+    view, lines = history.plots()
+    headline, is_failed = event.title + state, status == "failed"
+    return Board(
+        parts={
+            "header": header(headline, history.progress, done, is_failed=is_failed),
+            "tables": _tables([section for section in sections if section[1]]),
+        },
+        lost=f"{event.title}: the kernel stopped at step {step}, and the loop with it",
+        stop="Stop" if history.can_stop else "",
+        plots={"view": {**view, "clock": {"started_at": history.started_at}}, "lines": lines},
+    )
+
+
+def text_of(history: History) -> str:
+    """The state of a history without HTML."""
+    return history.line() if isinstance(history, LoopHistory) else words.training_text(history)
 
 
 def history_html(history: History) -> str:
@@ -42,11 +118,12 @@ def live_html(board: Board, image: str, part: Part) -> str:
 
 def _frame(kind: str, board: Board, drawn: str, part: Part, end: str) -> str:
     of = board.parts.get
+    # where no page puts buttons into it
+    hint = markup.muted("To stop, press the stop button of the notebook.") if board.stop else ""
     return (
         f'<div class="{kind} gpm-frame"><div class="gpm-header">'
         f"{part('header', of('header', ''), 'gpm-head')}"
-        # where no page puts buttons into it
-        f"{part('buttons', markup.muted(board.hint) if board.hint else '', 'gpm-buttons')}</div>"
+        f"{part('buttons', hint, 'gpm-buttons')}</div>"
         f"{part('notices', of('notices', ''), '')}"
         f'<div class="gpm-body">{part("plots", drawn, "gpm-plots gpm-image")}'
         f"{part('tables', of('tables', ''), 'gpm-tables')}</div>"
@@ -76,3 +153,70 @@ def plots_script() -> str:
 
 def _style(*names: str) -> str:
     return f"<style>{markup.compact_style(markup.static_text(*names))}</style>"
+
+
+# ---- the parts ---------------------------------------------------------------------------------
+
+
+def header(headline: str, progress: float | None, remaining: str, *, is_failed: bool) -> str:
+    """What happens, and how far that is; None: nobody knows how much there is."""
+    failed = " gpm-failed" if is_failed else ""
+    bar = f'<progress max="1" value="{progress or 0:.3g}" aria-label="Share of the training done">'
+    return (
+        f'<b class="gpm-status{failed}" role="status">{escape(headline)}</b>'
+        f"{'' if progress is None else f'{bar}</progress>'}"
+        f'<span class="gpm-remaining">{escape(remaining)}</span>'
+    )
+
+
+def _notices(texts: Sequence[str]) -> str:
+    """What should be known at once, a block each."""
+    style = "white-space:pre-wrap"  # also where style sheets are taken out
+    return "".join(
+        f'<div class="gpm-notice" style="{style}">{escape(text)}</div>' for text in texts if text
+    )
+
+
+def _tables(sections: words.Table) -> str:
+    """The tables beside the plots."""
+    return "".join(
+        f'<details open=""><summary>{escape(title)}</summary>'
+        f'<table aria-label="{escape(title)}"><tbody>{"".join(map(_row, rows))}</tbody></table>'
+        "</details>"
+        for title, rows in sections
+    )
+
+
+def _row(row: tuple[str, str]) -> str:
+    label, value = map(escape, row)
+    # A long name, such as that of a metric, is cut; the pointer shows the whole of it.
+    whole = f' title="{label}"' if len(row[0]) > 24 else ""
+    return f'<tr><th scope="row"{whole}>{label}</th><td>{value}</td></tr>'
+
+
+def _ranks(history: TrainingHistory) -> str:
+    """How each rank fared last. Many ranks scroll."""
+    if not history.ranks:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
+    rows = ""
+    for rank, shown in words.rank_rows(history).items():
+        row = "".join(f"<td>{_share(share, text)}</td>" for text, share in shown)
+        rows += f'<tr><th scope="row">{escape(rank)}</th>{row}</tr>'
+    # Each region of a page has a name of its own.
+    began = clock_time(history.start.started_at) if history.start else ""
+    name = f"How each rank fared: training of {began}, step {len(history.steps)}"
+    return (
+        '<details class="gpm-ranks" open=""><summary><b>Ranks</b> '
+        f'<span class="gpm-rank-summary">{words.rank_summary(history)}</span></summary>'
+        f'<div class="gpm-scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"{shares_html(Shares.of(history))}</details>"
+    )
+
+
+def _share(share: float | None, text: str) -> str:
+    """A bar beside its words; the words alone where nobody knows the share."""
+    if share is None:
+        return escape(text)
+    return f'<div><i><i style="width:{100 * share:.0f}%"></i></i>{escape(text)}</div>'

@@ -1,16 +1,19 @@
-"""What a training leaves behind, as HTML: facts and values. Runs on the client."""
+"""What a training leaves behind, and why it is slow, as HTML. Runs on the client."""
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import percent, short_name
-from gpupool.core.wire.events import ValidationEvent
+from gpupool.core.wire.events import PHASES, ValidationEvent
+from gpupool.notebook.monitor import plots
 from gpupool.notebook.page import markup
-from gpupool.training.result import TrainingResult, in_words, measured_by
+from gpupool.training import doctor, result
+from gpupool.training.scaling import COLUMNS, Scaling
 
 if TYPE_CHECKING:
     from gpupool.training.inference import ConfusionMatrix
@@ -28,16 +31,19 @@ border:1px solid rgba(128,128,128,.25);font-variant-numeric:tabular-nums}
 #UID th span{display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg)}
 #UID :is(td,th).gp-share{border:0;padding:3px 4px;opacity:.8;font-weight:400;font-size:90%}
 """
+# Mid-tones for light and dark pages; what computes is the quietest of them.
+_INKS = ("#e0632a", "#8c959f", "#1a85d6", "#2da44e", "#a855c7", "#b58900", "#12939a", "#57606a")
+_COLORS = dict(zip(PHASES, _INKS, strict=True))
 
 
-def result_html(result: TrainingResult) -> str:
+def result_html(found: result.TrainingResult) -> str:
     """The facts and values, and the warnings above them."""
-    colour = markup.GREEN if result.history.status == "finished" else markup.AMBER
-    state, _, rest = result.headline.partition(", ")
+    colour = markup.GREEN if found.history.status == "finished" else markup.AMBER
+    state, _, rest = found.headline.partition(", ")
     badge = markup.badge(state, colour)
     head = f"<div><b>Training result</b>{badge}{markup.muted(rest)}</div>"
-    warnings = "".join(markup.bar(escape(text), markup.AMBER) for text in result.warnings)
-    rows = [(markup.Html(markup.muted(label)), value) for label, value in result.rows()]
+    warnings = "".join(markup.bar(escape(text), markup.AMBER) for text in found.warnings)
+    rows = [(markup.Html(markup.muted(label)), value) for label, value in found.rows()]
     return markup.card(head, warnings, markup.table((), rows, ";overflow-wrap:anywhere"))
 
 
@@ -46,13 +52,13 @@ def validation_html(event: ValidationEvent) -> str:
     when = f"after step {event.step:,}, epoch {event.epoch}"
     best = markup.badge("best so far", markup.GREEN) if event.is_best else ""
     head = f"<div><b>Validation</b> {markup.muted(when)}{best}</div>"
-    names, values = zip(*measured_by(event), strict=True)
+    names, values = zip(*result.measured_by(event), strict=True)
     return markup.card(head, markup.table(names, [values]))
 
 
 def validation_text(event: ValidationEvent) -> str:
     """The same as a line."""
-    values = in_words(measured_by(event))
+    values = result.in_words(result.measured_by(event))
     return f"Validation after step {event.step:,} (epoch {event.epoch}): {values}"
 
 
@@ -107,3 +113,68 @@ def _share(share: float) -> str:
 
 def _percent(share: float) -> str:
     return percent(None if math.isnan(share) else share)
+
+
+# ---- what the doctor and `gpupool.scaling` have found -------------------------------------------
+
+
+def diagnosis_html(found: doctor.Diagnosis) -> str:
+    """The verdict, what to do next, and what each rank spent its time on."""
+    colour = markup.GREEN if found.verdict == "balanced" else markup.AMBER
+    head = f"<div>{markup.badge(found.verdict, colour)}<b>{escape(found.sentence)}</b></div>"
+    following = f"<div>Next: {escape(found.next_step)}</div>"
+    notes = f"<div>{markup.muted(found.measured)}</div>" if found.measured else ""
+    return markup.card(head, following, shares_html(found.shares), notes)
+
+
+def shares_html(shares: doctor.Shares) -> str:
+    """A bar for each rank, with a key below."""
+    if not shares.by_rank:
+        return ""
+    rows = "".join(
+        f'<div style="display:flex;align-items:center;margin:3px 0">'
+        f'<span style="flex:0 0 5em">rank {rank}</span>{share_bar(of_rank)}</div>'
+        for rank, of_rank in shares.by_rank.items()
+    )
+    key = " ".join(
+        f'<span style="white-space:nowrap;margin-right:12px"><span aria-hidden="true" style="'
+        f'background:{_COLORS[name]};padding:0 6px;margin-right:4px"></span>'
+        f"{escape(doctor.PHASE_WORDS[name])} {percent(share, 0)}</span>"
+        for name, share in shares.mean.items()
+        if share >= doctor.LEAST_SHOWN
+    )
+    return f'<div style="margin:6px 0;max-width:640px">{rows}<div>{key}</div></div>'
+
+
+def share_bar(shares: Mapping[str, float]) -> str:
+    """What one rank spent its time on, as one bar; its name says it in words."""
+    parts = "".join(
+        f'<span style="flex:{share:.4f} 0 0;background:{_COLORS[name]}"></span>'
+        for name, share in shares.items()
+        if share >= doctor.LEAST_SHOWN
+    )
+    style = "display:flex;flex:1 1 auto;height:12px;min-width:80px;border-radius:3px"
+    label = escape(doctor.in_words(shares))
+    return (
+        f'<span role="img" aria-label="{label}" title="{label}" style="{style};overflow:hidden">'
+        f"{parts}</span>"
+    )
+
+
+def scaling_html(found: Scaling) -> str:
+    """The sentence, speed-up as a plot, and the table."""
+    head = f"<div><b>{escape(found.sentence)}</b> {markup.muted(f'{found.mode} scaling')}</div>"
+    table = markup.scroller(markup.table(COLUMNS, found.table()), "Each number of ranks")
+    return markup.card(head, f'<div style="max-width:42em">{_scaling_image(found)}</div>', table)
+
+
+def _scaling_image(found: Scaling) -> str:
+    """Speed-up over ranks, beside the ideal one."""
+    numbers = [one.num_ranks for one in found.sizes]
+    speeds = [(one.num_ranks, found.speedup(one)) for one in found.sizes]
+    looks = [plots.own_plot("speed", "speed-up", ["measured", "ideal"])]
+    steps = {"low": 0, "high": numbers[-1], "per_epoch": 0, "label": "ranks"}
+    view = {"plots": looks, "legend": plots.legend(looks), "latest": {"speed": found.sentence}}
+    ideal = [(num, num / numbers[0]) for num in numbers]
+    lines = {"speed": {"0": speeds, "1": ideal}}
+    return plots.image({**view, "axes": {"steps": steps, "best": {}}}, lines)

@@ -27,7 +27,6 @@ Table = list[tuple[str, Rows]]
 _TOLD = 0.2  # of the time
 MAX_WARNINGS = 3
 MAX_LABEL_CHARS = 25  # of a row of the table: there is no more room
-HINT = "To stop, press the stop button of the notebook."
 RANK_COLUMNS = ("rank", "device", "utilization", "memory", "temp.", "own time/step")
 
 
@@ -178,15 +177,29 @@ def _setup(history: TrainingHistory) -> Rows:
     ]
 
 
+def training_text(history: TrainingHistory) -> str:
+    """The outcome in a few lines."""
+    said = [*notice(history).splitlines(), *filter(None, [bottleneck(history)])]
+    lines = [headline(history), *(f"  {line}" for line in said)]
+    if history.start is None or not history.steps:
+        return "\n".join(lines)
+    for section, rows in table(history):
+        shown = [f"{label.lower()} {value}" for label, value in rows if value != NONE]
+        if shown:
+            lines.append(f"  {section + ':':<16}{', '.join(shown)}")
+    return "\n".join(lines)
+
+
 def rank_rows(history: TrainingHistory) -> dict[str, list[tuple[str, float | None]]]:
     """A row for each rank that trains, by its name, also before its first report.
 
     Behind the name, see `RANK_COLUMNS`, it has words, and the share (0..1) of which there is a bar.
     The last is what a step takes the rank itself, as a whole step takes them all the same.
     """
-    start, hosts = history.start, _hosts(history)
+    start = history.start
     if start is None:
         return {}
+    hosts = dict(zip(start.ranks, start.hosts, strict=False))  # where there are several
     ranks = start.ranks or tuple(sorted(history.ranks))
     devices = start.devices or (start.device,) * len(ranks)
     rows = {}
@@ -202,19 +215,6 @@ def rank_rows(history: TrainingHistory) -> dict[str, list[tuple[str, float | Non
             (NONE if seconds is None else milliseconds(seconds), None),
         ]
     return rows
-
-
-def _hosts(history: TrainingHistory) -> dict[int, str]:
-    """Of each rank, where there are several: host by host, as ranks are numbered."""
-    start = history.start
-    return dict(zip(start.ranks, start.hosts, strict=False)) if start else {}
-
-
-def rank_title(history: TrainingHistory) -> str:
-    """What the rows are: "GPUs", or "Ranks" where not all have one."""
-    devices = history.start.devices if history.start else ()
-    on_gpus = bool(devices) and all(device.startswith("cuda") for device in devices)
-    return "GPUs" if on_gpus else "Ranks"
 
 
 def rank_summary(history: TrainingHistory) -> str:

@@ -1,4 +1,4 @@
-"""Where the user sits: in a notebook, or at a terminal. Runs on the client.
+"""Where the user sits, in a notebook or at a terminal, and an output there. Runs on the client.
 
 Asked by threads that show something, too, while the main thread may be importing ipyparallel. Two
 threads that import parts of IPython at one time can be in each other's way, and one of them then
@@ -8,6 +8,7 @@ fails. So nothing of it is imported here that is not there already.
 from __future__ import annotations
 
 import sys
+import uuid
 from typing import Any
 
 
@@ -28,13 +29,54 @@ def has_reader() -> bool:
     return bool(request.get("content", {}).get("allow_stdin", True))
 
 
-def log_line(text: str) -> None:
-    """Write a line of what displays show here, for the log of a program that executes a file.
+class Place:
+    """An output of the cell that was running when it was first used; empty until then.
 
-    On stdout: pages show what comes on stderr as an error.
+    What is put there when another cell runs already still appears under its own. One that is
+    `beside` another place belongs to the cell of that. `is_shown`: something has been put there.
     """
-    if not has_reader():
-        print(text, flush=True)
+
+    def __init__(self, beside: Place | None = None) -> None:
+        # Our own, so that an update finds the display whichever cell runs then.
+        self._display_id = uuid.uuid4().hex
+        self.is_shown = False
+        self._beside = beside
+        self._kernel: Any = None
+        self._parent: dict[str, Any] = {}
+
+    def bind(self) -> None:
+        """Belong to the cell that runs now, unless it belongs to one already."""
+        if self._parent:
+            return
+        if self._beside is not None:
+            self._beside.bind()
+            self._kernel, self._parent = self._beside._kernel, self._beside._parent
+            return
+        self._kernel = getattr(_shell(), "kernel", None)
+        if self._kernel is not None and (parent := self._kernel.get_parent("shell")):
+            self._parent = {"header": parent["header"]}  # without the source of the cell
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+        """Put a mime bundle there, in the place of what was there before."""
+        self.bind()
+        shown: dict[str, Any] = {"data": data, "metadata": metadata or {}}
+        shown["transient"] = {"display_id": self._display_id}
+        if self.is_shown or self._is_current():
+            # of an update the front end knows the place by its name
+            _shell().display_pub.publish(**shown, update=self.is_shown)
+        else:
+            # Past ipykernel's display publisher, which uses the cell that runs now as the parent.
+            kind, socket = "display_data", self._kernel.iopub_socket
+            send = self._kernel.session.send
+            send(socket, kind, shown, parent=self._parent, ident=kind.encode())
+        self.is_shown = True
+
+    def _is_current(self) -> bool:
+        """Whether its cell is the one that runs, or ran last."""
+        if not self._parent:
+            return True
+        latest = self._kernel.get_parent("shell").get("header", {})
+        return bool(latest.get("msg_id") == self._parent["header"].get("msg_id"))
 
 
 def _shell() -> Any:

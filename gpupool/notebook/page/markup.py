@@ -72,6 +72,12 @@ def code_html(inner: str) -> str:
     return f'<pre tabindex="0" style="{style}">{inner}</pre>'
 
 
+def progress(share: float, label: str) -> str:
+    """A bar that shows a share."""
+    style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
+    return f'<progress value="{share:.3f}" aria-label="{escape(label)}" style="{style}"></progress>'
+
+
 def scroller(inner: str, label: str) -> str:
     """A block that scrolls sideways where it is too wide, by keyboard too; `label` is its name."""
     return (

@@ -1,29 +1,23 @@
 """How far something is, where the user is: a bar in a notebook, a line on a terminal. Client.
 
-On what is neither, a log file say, nothing is drawn. Where a program executes a notebook, its log
-gets a line for each stage.
+On what is neither, a log file say, nothing is drawn.
 """
 
 from __future__ import annotations
 
 import sys
 from html import escape
-from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from gpupool.core.progress import BYTES, Drawing, Progress
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
-from gpupool.notebook.page.front_end import in_notebook, log_line
-
-if TYPE_CHECKING:
-    from gpupool.notebook.page.cell_output import Place
+from gpupool.notebook.page.front_end import Place, in_notebook
 
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
 _WITH_BAR = "{desc} \0 {percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-_BAR_STYLE = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
 
 
 def open_drawing() -> Drawing | None:
@@ -44,12 +38,9 @@ class NotebookBar:
     """
 
     def __init__(self, place: Place | None = None) -> None:
-        from gpupool.notebook.page.cell_output import Place  # with IPython: see front_end.py
-
         self._place = place or Place()
         self._place.bind()
         self._drawn: dict[str, str] = {}
-        self._line = ""
 
     def __call__(self, one: Progress) -> None:
         """Draw it, if it looks other than before: each drawing is a message."""
@@ -57,9 +48,6 @@ class NotebookBar:
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
-        if _what(one) != self._line:  # numbers alone are no news for a log
-            self._line = _what(one)
-            log_line(self._line)
 
 
 def bar_text(one: Progress, width: int | None = None) -> str:
@@ -74,8 +62,7 @@ def bar_html(one: Progress) -> str:
     """The same as HTML: a bar and its numbers; at its end nothing that is seen."""
     if one.is_over:
         return f'<div class="{CLASS}"></div>'
-    what, share = escape(_what(one)), one.done / (one.total or 1)
-    bar = f'<progress value="{share:.3f}" aria-label="{what}" style="{_BAR_STYLE}"></progress>'
+    bar = markup.progress(one.done / (one.total or 1), _what(one))
     line = escape(_line(one, _WITH_BAR)).replace("\0", bar)
     style = f"{markup.FONT};font-variant-numeric:tabular-nums"
     return f'<div class="{CLASS}" style="{style}">{line}</div>'

@@ -62,7 +62,9 @@ def parts_of(status: PoolStatus) -> dict[str, str]:
     if status.stops_soon:
         notice = f"{notice}\nThe pool {countdown(status)}.".lstrip()
         edge = markup.AMBER if status.state == "idle" else edge
-    facts = _facts(status, _limit(status))
+    limit = status.idle_timeout_s
+    when = "no idle timeout" if limit is None else f"shuts down after {_minutes(limit)} idle"
+    facts = _facts(status, when)
     head = (
         f'<span style="color:{colour}">●</span> <b>{escape(_title(status))}</b> '
         f'<span class="gpb-state" style="{_PILL};border-color:{colour}">{status.state}</span> '
@@ -107,7 +109,9 @@ def _facts(status: PoolStatus, *more: str) -> list[str]:
         return [_devices(status), status.backend]
     env = f"{len(status.env)} variables" if len(status.env) > _NUM_NAMES else ", ".join(status.env)
     env = f"env: {env} (hidden)" if status.env else ""
-    return [fact for fact in (_devices(status), _backend(status), env, *more) if fact]
+    backend, training = status.backend, status.training_backend
+    backend += f" (training: {training})" if training != backend else ""
+    return [fact for fact in (_devices(status), backend, env, *more) if fact]
 
 
 def _details(status: PoolStatus) -> str:
@@ -116,19 +120,6 @@ def _details(status: PoolStatus) -> str:
     more += [f"env: {', '.join(status.env)} (values hidden)"] if status.env else []
     more += [status.credentials] if status.credentials else []
     return markup.table(_RANK_COLUMNS, rank_rows(status)) + markup.muted(" · ".join(more))
-
-
-def _backend(status: PoolStatus) -> str:
-    if status.training_backend != status.backend:
-        return f"{status.backend} (training: {status.training_backend})"
-    return status.backend
-
-
-def _limit(status: PoolStatus) -> str:
-    limit = status.idle_timeout_s
-    if limit is None:
-        return "no idle timeout"
-    return f"shuts down after {_minutes(limit)} idle"
 
 
 def _minutes(seconds: float) -> str:
@@ -141,10 +132,8 @@ def _devices(status: PoolStatus) -> str:
         return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
     spare = len(status.ranks) - len(status.training_ranks)
     shown = f"one engine per GPU ({', '.join(names)})"
-    if spare:
-        ranks = "1 CPU rank" if spare == 1 else f"{spare} CPU ranks"
-        shown += f", {ranks} (not used for training)"
-    return shown
+    others = f", {spare} CPU rank{'s' * (spare > 1)} (not used for training)"
+    return shown + others * bool(spare)
 
 
 def _device(rank: Rank, status: PoolStatus) -> str:

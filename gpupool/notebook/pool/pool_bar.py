@@ -1,7 +1,9 @@
-"""The bars of a pool in a notebook: HTML that stays, and what brings it to life. Client."""
+"""A pool that starts, and its bars: HTML that stays, and what brings it to life. Client."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import queue
 import threading
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import GpuPoolError
-from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.pool.bar import bar_html, parts_of, status_html, status_text
+from gpupool.core.progress import Progress
+from gpupool.notebook.page.front_end import Place, in_notebook
+from gpupool.notebook.pool.bar import bar_html, countdown, parts_of, status_html, status_text
 from gpupool.pool import session
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
@@ -57,12 +61,12 @@ class PoolBar:
     def __init__(self, pool: Pool) -> None:
         from gpupool.notebook.page.live_html import LiveHtml
 
-        self._presses: queue.SimpleQueue[tuple[str, Meant]] = queue.SimpleQueue()
+        self.presses: queue.SimpleQueue[tuple[str, Meant]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._places: list[Place] = []
         self._drawn: PoolStatus | None = None
         self._shell: Any = get_ipython()
-        self.live = LiveHtml(lambda press, meant: self._presses.put((press, meant)))
+        self.live = LiveHtml(lambda press, meant: self.presses.put((press, meant)))
         pool.add_listener(self.draw)
         threading.Thread(
             target=_live, args=[weakref.ref(pool), self], name="gpupool-bar", daemon=True
@@ -87,13 +91,6 @@ class PoolBar:
                 for place in self._places:
                     place.show(self._bundle(status))
         self._tell(status, note)
-
-    def next_press(self) -> tuple[str, Meant]:
-        """The button that has been pressed; "" when it is time to look at the pool again."""
-        try:
-            return self._presses.get(timeout=_LOOK_S)
-        except queue.Empty:
-            return "", ()
 
     def calls(self, meant: Meant) -> tuple[int, ...] | None:
         """Which calls to interrupt; None: whichever run, as no cell has begun since the press.
@@ -154,11 +151,12 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
         if status.state == "stopped":
             break
         del pool
-        press, meant = bar.next_press()
-        if press and (pool := reference()) is not None:
-            noted = pool.status().calls
-            note = _act(pool, press, meant, bar)
-            del pool
+        with contextlib.suppress(queue.Empty):
+            press, meant = bar.presses.get(timeout=_LOOK_S)
+            if (pool := reference()) is not None:
+                noted = pool.status().calls
+                note = _act(pool, press, meant, bar)
+                del pool
 
 
 def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
@@ -178,3 +176,64 @@ def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
         logging.getLogger("gpupool").exception("the button %s failed", press)
         return f"{press} failed: {error!r}"
     return ""
+
+
+# ---- a pool that starts --------------------------------------------------------------------------
+
+
+class StartProgress:
+    """A line that says how far the start is, and since when; the pool's bar takes its place."""
+
+    def __init__(self, what: str = "Starting the pool") -> None:
+        self._place: Place | None = None
+        self._line, self._began = Progress(what), False
+        if in_notebook():
+            from gpupool.notebook.page.progress_view import NotebookBar  # with tqdm
+
+            self._place = Place()
+            self._line = Progress(what, after_s=0, draw=NotebookBar(self._place))
+
+    def __enter__(self) -> StartProgress:
+        return self
+
+    def __call__(self, line: str) -> None:
+        """Show a stage."""
+        self._line.tell(line)
+        if not self._began:  # not before: a start that is refused at once has no line
+            self._began = True
+            self._line.tick()
+            self._line.start()
+            if self._place is not None:
+                # while the processes come up, not when they are there
+                importlib.import_module("gpupool.notebook.page.live_html")
+
+    def finish(self, text: str, pool: Pool | None = None) -> None:
+        """Show a text instead, or a pool; of that from now on also what becomes of it."""
+        self._line.close()
+        if self._place is None:
+            print(text)
+            if pool is not None:
+                pool.add_listener(_tell_on_terminal)
+        elif pool is not None:
+            show(pool, self._place)
+        else:
+            self._place.show({"text/plain": text})
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+
+
+def start_unasked() -> Pool:
+    """Start a pool because a cell needs one, and say so in one line."""
+    with StartProgress() as progress:
+        pool, line = session.start_unasked(progress)
+        progress.finish(line)
+    return pool
+
+
+def _tell_on_terminal(status: PoolStatus) -> None:
+    """A line about what the user has not asked for, where a bar cannot be drawn again."""
+    if status.stops_soon:
+        NoticeLines()(f"the pool {countdown(status)}.")
+    elif status.state == "stopped" and status.reason:
+        NoticeLines()(f"the pool was {status.reason}.")

@@ -3,7 +3,7 @@
 // picture that stays (gpupool/notebook/monitor/picture.py).
 //
 // A course is {view, lines}: the looks of plots and lines, the ends of the axis of steps, the best of each
-// plot; and the points. Axes fit what is shown, by the rules of gpupool/notebook/monitor/svg.py, which says
+// plot; and the points. Axes fit what is shown, by the rules of gpupool/notebook/monitor/plots.py, which says
 // why they are so. What the reader chose lies in `chosen`, and outlasts every redraw.
 
 const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });

@@ -72,7 +72,7 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
     assert len(ranks) == 2
     assert "<b>Pool of 2</b>" in started.html
     source = """
-from gpupool.notebook.pool.tables import StartProgress
+from gpupool.notebook.pool.pool_bar import StartProgress
 with StartProgress() as progress:
     progress("a stage")
     raise ValueError"""

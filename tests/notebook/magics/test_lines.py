@@ -14,8 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import gpupool
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.magics import arguments
-from gpupool.notebook.magics.arguments import COMMANDS, SPMD
-from gpupool.notebook.magics.completion import complete
+from gpupool.notebook.magics.arguments import COMMANDS, SPMD, complete
 from tests.support.raising import raises
 
 PARSERS = {**COMMANDS, "%%spmd": SPMD}

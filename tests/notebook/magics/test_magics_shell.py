@@ -29,14 +29,6 @@ def terminal(fresh: Terminal) -> Terminal:
     return fresh
 
 
-def test_loading_brings_no_torch_and_no_widgets() -> None:
-    with Terminal() as terminal:
-        loaded = terminal.run(
-            "%load_ext gpupool\nimport sys\nprint({'torch', 'ipywidgets'} & set(sys.modules))"
-        )
-    assert loaded.stdout == "set()\n"
-
-
 def test_without_a_pool_the_status_says_how_to_start_one(fresh: Terminal) -> None:
     fresh.run("%gpupool stop")
     status = "No pool runs in this notebook. `%gpupool start` starts one.\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
-from collections.abc import Iterable
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 import gpupool
 from gpupool.core.wire.events import (
+    DataEvent,
     EndEvent,
     Event,
     MonitorEvent,
@@ -20,26 +22,24 @@ from gpupool.core.wire.events import (
     StartEvent,
     StepEvent,
     ValidationEvent,
+    WarningEvent,
 )
-from gpupool.notebook.monitor.board import LoopHistory, board_of, training_text
-from gpupool.notebook.monitor.picture import history_html, image_of, live_html
+from gpupool.notebook.monitor.curves import LoopHistory
+from gpupool.notebook.monitor.picture import board_of, history_html, image_of, live_html
 from gpupool.notebook.monitor.result_view import result_html, validation_html
+from gpupool.notebook.monitor.views import TextProgress
+from gpupool.notebook.monitor.words import training_text
 from gpupool.notebook.page.markup import table_html
+from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
+from tests.notebook.feed import full_events, history_of
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
 CANARY = "c4n4ry"
 MARKUP = "</script><b>bold & 'quoted' \"metric\"</b>"
 LONG = [f"{MARKUP} a_name_that_is_longer_than_any_plot_is_wide_{n}" for n in range(12)]
-
-
-def history_of(events: Iterable[Event], **told: str) -> TrainingHistory:
-    history = TrainingHistory(options=told)
-    for event in events:
-        history.add(event)
-    return history
 
 
 # ---- odd ones in every view --------------------------------------------------------------------
@@ -63,9 +63,11 @@ def course(name: str) -> TrainingHistory:
     events: list[Event] = [
         StartEvent(
             2, 4 * is_known, 32 * is_known, 8, num_ranks, "CPU", "gloo", ranks=ranks,
-            devices=("CPU",) * num_ranks, validate_every=1, metrics=tuple(names),
+            devices=(MARKUP,) * num_ranks, validate_every=1, metrics=tuple(names),
             started_at=1.8e9, objective="loss",
-        )
+        ),
+        WarningEvent("data", MARKUP, 0),
+        DataEvent(0, 1, 1, MARKUP, 1, {MARKUP: MARKUP}, MARKUP),
     ]  # fmt: skip
     for step, loss in enumerate(losses, start=1):
         events.append(StepEvent(step, 1, loss, 0.5, 0.1, 8, 0.1 * step, 0.01))
@@ -77,7 +79,8 @@ def course(name: str) -> TrainingHistory:
 
 def views(history: TrainingHistory) -> dict[str, str]:
     """All that a user sees of a training, by what it is called."""
-    result = TrainingResult(nn.Linear(2, 2), history, gpupool.TrainingOptions())
+    model = type(f"Net{MARKUP}", (nn.Linear,), {})(2, 2)
+    result = TrainingResult(model, history, gpupool.TrainingOptions())
     compared, board = gpupool.compare(history, history), board_of(history)
     found = {
         "still": history_html(history),
@@ -124,6 +127,48 @@ def test_no_view_shows_a_password_of_an_options_url(pools: Pools, end: str) -> N
     table = f"{compared!r}{table_html(compared)}"
     assert "***" in table
     assert CANARY not in table + result.history.to_frame().to_csv()
+
+
+# ---- lines of a log, and notices ----------------------------------------------------------------
+
+
+def test_a_log_has_a_line_per_epoch_validation_and_end() -> None:
+    stream, history = io.StringIO(), TrainingHistory()
+    progress = TextProgress(stream)
+    for event in full_events(num_epochs=2, steps_per_epoch=3):
+        # not known before, so that each epoch has a line as well
+        history.add(replace(event, validate_every=0) if isinstance(event, StartEvent) else event)
+        progress(history)
+    progress(history)  # the end twice, as a run does
+    lines = stream.getvalue().splitlines()
+    assert [line.split("  ")[:3] for line in lines] == [
+        ["training", "epoch 1/2", "step 3/6"],
+        ["training", "epoch 1/2", "step 3/6"],
+        ["training", "epoch 2/2", "step 6/6"],
+        ["training", "epoch 2/2", "step 6/6"],
+        ["finished", "epoch 2/2", "step 6/6"],
+    ]
+    assert ["  val " in line for line in lines] == [False, True, True, True, True]
+    assert "\r" not in stream.getvalue()
+
+
+def test_each_notice_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = NoticeLines("cell In[3] (--nowait)")
+    for text in ("it lasts 31 s", "it lasts 46 s", "another", None, "it lasts 1 min 2 s"):
+        tell(text)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: cell In[3] (--nowait): it lasts 31 s",
+        "gpupool: cell In[3] (--nowait): another",
+        "gpupool: cell In[3] (--nowait): it lasts 1 min 2 s",
+    ]
+
+
+def test_a_training_shows_its_notice_until_it_is_over() -> None:
+    history = course("64 ranks")
+    assert "hangs" not in history_html(history) + training_text(history)
+    history.notice = "rank 1 <hangs>."
+    assert "rank 1 &lt;hangs&gt;." in history_html(history)
+    assert training_text(history).splitlines()[1] == "  rank 1 <hangs>."
 
 
 # ---- a loop of the user's own ------------------------------------------------------------------

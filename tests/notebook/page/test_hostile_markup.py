@@ -10,22 +10,19 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
-import torch
 
-import gpupool
-from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
+from gpupool import ImageDatastore, Pool, SpmdError
 from gpupool.core.progress import Progress
 from gpupool.core.wire.events import MonitorEvent
 from gpupool.notebook import objects
 from gpupool.notebook.cells import live
 from gpupool.notebook.cells.picture import errors_html, result_html
-from gpupool.notebook.monitor import board, picture, result_view
-from gpupool.notebook.monitor.board import LoopHistory
+from gpupool.notebook.monitor import picture, result_view
+from gpupool.notebook.monitor.curves import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
 from gpupool.training.inference import ConfusionMatrix
-from gpupool.training.result import TrainingResult
 from tests.data.pictures import image_file
 
 HOSTILE = (
@@ -123,21 +120,6 @@ def test_variables(pool2: Pool) -> None:
         assert_harmless(objects.composite_html(pool2[name]))
 
 
-class Net(torch.nn.Module):
-    """A network whose class has a name that somebody else has chosen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.layer(x.mean((2, 3)))
-        return scores
-
-
-Net.__name__ = Net.__qualname__ = f"Net{FILE}"
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
     """Images of two classes; names of a class and of files are hostile, and one is damaged."""
@@ -162,15 +144,6 @@ def test_a_confusion_matrix(num_classes: int) -> None:
     assert_harmless(result_view.confusion_html(ConfusionMatrix(counts, classes)))
 
 
-def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
-    options = TrainingOptions(epochs=1, batch_size=2, lr=0.01, on_error="skip")
-    one_is_damaged = data.subset(range(7))
-    result = gpupool.train(Net(), one_is_damaged, options=options)
-    assert isinstance(result, TrainingResult)
-    assert_harmless(result_view.result_html(result))
-    assert_harmless(picture.history_html(result.history))
-
-
 def test_bars_and_notices() -> None:
     bar = Progress(HOSTILE, 3, HOSTILE, elapsed_s=1.0)
     bar.update(1)
@@ -186,9 +159,9 @@ def test_a_monitor() -> None:
     history = LoopHistory(event)
     history.add(event)
     assert_harmless(picture.history_html(history))
-    shown = board.board_of(history)
+    shown = picture.board_of(history)
     assert_harmless(picture.live_html(shown, picture.image_of(shown), lambda _name, part, _c: part))
-    assert_harmless(board.header(shown.lost, None, "", is_failed=True))
+    assert_harmless(picture.header(shown.lost, None, "", is_failed=True))
     history.end()
     assert "gpupool-state" in picture.history_html(history)
     assert_harmless(picture.history_html(history))
