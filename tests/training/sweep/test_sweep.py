@@ -222,7 +222,7 @@ def test_a_second_press_is_heard_at_once(pool2: Pool, tmp_path: Path) -> None:
 
 BAD: list[dict[str, Any]] = [
     {"objective": 3},
-    {"objective": lambda lr, width: lr},
+    {"objective": pow},  # of two arguments
     {"trials": 0},
     {"sampler": "random"},  # without an end
     {"sampler": "tpee"},
