@@ -40,8 +40,8 @@ from .engine.training.checkpoints import Checkpoints as Checkpoints
 from .notebook import load_ipython_extension as load_ipython_extension
 from .notebook.sweep import sweep as sweep
 from .notebook.train import train as train
+from .pool.calls.output import SpmdResult as SpmdResult
 from .pool.pool import Pool as Pool
-from .pool.result import SpmdResult as SpmdResult
 from .pool.session import current_pool as current_pool
 from .pool.session import gpus as gpus
 from .pool.session import start as start

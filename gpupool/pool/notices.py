@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from gpupool.core import progress as bars
 from gpupool.core.terminal import write_line
@@ -15,26 +15,6 @@ from gpupool.core.terminal import write_line
 OnNotice = Callable[[str | None], None]
 Progress = Callable[[str], None]
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
-
-
-class Place(NamedTuple):
-    """What some ranks of a host do at a moment: "in barrier", and the line of the user's code."""
-
-    ranks: tuple[int, ...]
-    doing: str
-    line: str
-    host: str = ""
-
-
-class Notice(str):
-    """A notice about ranks that has its parts as well, for those who can draw a table.
-
-    `head` says what is wrong, `places` where each rank is, `advice` what can be done.
-    """
-
-    head = ""
-    places: tuple[Place, ...] = ()
-    advice = ""
 
 
 class NoticeLines:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
+from concurrent.futures import FIRST_COMPLETED, Executor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,21 @@ from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.progress import progress as show_progress
 from gpupool.core.wire.calls import RunSource
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply
-from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.calls.output import OutputRecorder
+from gpupool.pool.calls.output import OutputRecorder, SpmdResult
 from gpupool.pool.engines.client import plain_client
 from gpupool.pool.engines.engines import with_log
 from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.result import SpmdResult
 from gpupool.pool.status import FOR_USERS, HostInfo, PoolStatus
-from gpupool.pool.tasks import Report, Task, TaskExecutor, Tasks, mapped
+from gpupool.pool.tasks import OnReport, Task, TaskExecutor, Tasks
 from gpupool.pool.upkeep.forming import network_of
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
@@ -63,9 +63,8 @@ class Pool(Ranks):
             reason = with_log(reason, log_tail) or redact(str(error), self.secrets)
             message = f"the pool did not come up, and nothing was left running: {reason}"
             raise PoolStartError(message, ranks=error.ranks) from None
-        reference = weakref.ref(self)  # neither keeps it alive
-        atexit.register(_stop_at_exit, reference)
-        threading.Thread(target=_watch, args=[reference], name="gpupool-pool", daemon=True).start()
+        atexit.register(self._stop_at_exit)
+        threading.Thread(target=self._watch, name="gpupool-pool", daemon=True).start()
 
     # ---- what a user asks for ------------------------------------------------------------
 
@@ -119,27 +118,17 @@ class Pool(Ranks):
         ranks: Sequence[int],
         on_output: OnOutput,
         timeout_s: float | None = None,
-        cell_number: int | None = None,
-        bindings: Mapping[int, Bindings] | None = None,
         on_notice: OnNotice | None = None,
-        waits_for_gpu: bool = True,
         **kwargs: Any,
     ) -> Execution[CodeReply]:
         """Start what `run` does and return at once.
 
-        Args:
-            bindings: of a cell, rank -> the variables it uses: see `variables.Variables`.
-            on_notice: hears what the user should know while it runs; without it that is on stderr.
-            waits_for_gpu: a cell ends when its GPU work does; a function always.
+        `on_notice` hears what the user should know while it runs; without it that is on stderr.
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
             return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
-        own = bindings or {}
-        calls = {
-            rank: RunSource(source_or_function, cell_number, waits_for_gpu, bindings=own.get(rank))
-            for rank in ranks
-        }
+        calls = dict.fromkeys(ranks, RunSource(source_or_function, None))
         return Execution(self, calls, on_output, timeout_s, on_notice)
 
     def submit(
@@ -148,7 +137,7 @@ class Pool(Ranks):
         /,
         *args: Any,
         retries: int = 0,
-        on_report: Callable[[Report], None] | None = None,
+        on_report: OnReport | None = None,
         **kwargs: Any,
     ) -> Task:
         """Run `fn(*args, **kwargs)` on the next rank that is free; returns at once.
@@ -191,7 +180,33 @@ class Pool(Ranks):
         Raises:
             SpmdError: it has failed, or its rank has died.
         """
-        return mapped(self.tasks, fn, iterables, ordered, retries, return_exceptions)
+        __tracebackhide__ = True
+        sizes = [len(one) for one in iterables if isinstance(one, Sized)]
+        items = zip(*iterables, strict=False)  # as the built-in map
+        num_ahead = 2 * len(self.training_ranks)  # one runs on each rank, and one waits
+        name, row = getattr(fn, "__name__", "map"), deque[Task]()
+        with show_progress(name, min(sizes, default=None), "tasks") as bar:
+            try:
+                while True:
+                    for args in itertools.islice(items, num_ahead - len(row)):
+                        row.append(self.tasks.submit((fn, args, {}), retries))
+                    if not row:
+                        return
+                    waited = [row[0]] if ordered else row
+                    first: Any = wait(waited, return_when=FIRST_COMPLETED).done.pop()
+                    error = first.exception()
+                    row.remove(first)
+                    bar.advance()
+                    if error is not None and not return_exceptions:
+                        raise error
+                    yield first.result() if error is None else error
+            except KeyboardInterrupt:
+                presses.ignore_for_a_moment()
+                raise
+            finally:  # an error, a stop, or nobody wants the rest
+                for task in row:
+                    task.interrupt()
+                wait(row)
 
     @property
     def executor(self) -> Executor:
@@ -355,6 +370,7 @@ class Pool(Ranks):
             self.environment.close()
             if not self.engines.stop():
                 return
+            atexit.unregister(self._stop_at_exit)  # which keeps it alive
             if self._client is not None:
                 self._client.close(linger=0)
             self.variables.buffers.clear()
@@ -367,8 +383,7 @@ class Pool(Ranks):
         self.stop()
 
     def __repr__(self) -> str:
-        status = self.status()
-        return f"Pool({rank_count(self.world_size)}, {self.backend}, {status.state})"
+        return f"Pool({rank_count(self.world_size)}, {self.backend}, {self.state})"
 
     def __dir__(self) -> list[str]:
         return list(FOR_USERS)
@@ -376,7 +391,6 @@ class Pool(Ranks):
     # ---- inside --------------------------------------------------------------------------
 
     def _tell_listeners(self) -> None:
-        """Have those who show the pool show it as it is now."""
         for listener in self._listeners:
             try:
                 listener(self.status())
@@ -384,34 +398,24 @@ class Pool(Ranks):
                 logging.getLogger("gpupool").exception("a listener of the pool failed")
 
     def _idle_left_s(self) -> float | None:
-        limit, engines = self.options.idle_timeout_s, self.engines
-        if limit is None:
-            return None
+        limit = self.options.idle_timeout_s
         # A rank that was given up is busy for ever; that must not keep a broken pool.
-        if engines.running() and not self.trouble.kind:
+        if limit is None or (self.engines.running() and not self.trouble.kind):
             return limit
-        return limit - (time.monotonic() - engines.last_used)
+        return limit - (time.monotonic() - self.engines.last_used)
 
+    def _stop_at_exit(self) -> None:
+        self._listeners.clear()  # what they draw on is going away, too
+        self.stop()
 
-def _stop_at_exit(reference: weakref.ref[Pool]) -> None:
-    """Stop the pool when the interpreter ends."""
-    if (pool := reference()) is not None:
-        pool._listeners.clear()  # what they draw on is going away, too
-        pool.stop()
-
-
-def _watch(reference: weakref.ref[Pool]) -> None:
-    """Tell what becomes of the pool, and stop it when nobody has used it for long."""
-    told: tuple[str, bool] = ("", False)
-    while (pool := reference()) is not None:
-        status = pool.status()
-        if status.state == "stopped":
-            return
-        if told != (status.reason, status.stops_soon):
-            told = status.reason, status.stops_soon
-            pool._tell_listeners()
-        left = 1.0 if status.idle_left_s is None else status.idle_left_s
-        if left <= 0:
-            pool.stop(f"stopped after {pool.options.idle_timeout} without use")
-        del pool  # else a pool that nobody holds would live until the next look
-        time.sleep(min(1.0, max(0.05, left)))
+    def _watch(self) -> None:
+        """Tell what becomes of the pool, and stop it when nobody has used it for long."""
+        told: tuple[str, bool] = ("", False)
+        while (status := self.status()).state != "stopped":
+            if told != (status.reason, status.stops_soon):
+                told = status.reason, status.stops_soon
+                self._tell_listeners()
+            left = 1.0 if status.idle_left_s is None else status.idle_left_s
+            if left <= 0:
+                self.stop(f"stopped after {self.options.idle_timeout} without use")
+            time.sleep(min(1.0, max(0.05, left)))

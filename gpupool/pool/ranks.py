@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from gpupool.core.errors import GroupError, PoolError, SpmdError, UnansweredError
+from gpupool.core.errors import PoolError, SpmdError, UnansweredError
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Prepare, WarmUp
 from gpupool.core.wire.masking import redact
@@ -72,7 +72,6 @@ class Ranks:
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str], str] = lambda rank, evalue: ""
         self.supervised: WeakValueDictionary[int, Any] = WeakValueDictionary()  # Executions
-        self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less
         # These are changed with `engines.changed` held.
         self._is_up = False
         self._mends = False  # a thread replaces ranks and forms the group, or is about to
@@ -141,12 +140,10 @@ class Ranks:
     @property
     def state(self) -> str:
         """What `PoolStatus.state` says."""
-        kind = self.trouble.kind
-        if kind:
+        if kind := self.trouble.kind:
             return kind if kind in ("stopped", "replacing") else "broken"
         # what has no number is the pool's own, the forming of its group say
-        has_calls = any(number is not None for _, number in self.engines.running())
-        return "busy" if has_calls else "idle"
+        return "busy" if any(number for _, number in self.engines.running()) else "idle"
 
     def require_usable(self) -> None:
         """Raise the PoolError that says why nothing can run, if so."""
@@ -171,13 +168,13 @@ class Ranks:
         Not for a thread that this may have to wait for.
         """
 
-        def is_over() -> bool:  # or is the turn of cells on other ranks, and no rank is missing
-            return not self._mends or (
-                not self.engines.losses and bool(self.turns.mending_waits_for)
-            )
+        engines, turns = self.engines, self.turns
 
-        with self.engines.changed:
-            self.engines.changed.wait_for(is_over, timeout_s)
+        def is_over() -> bool:  # or is the turn of cells on other ranks, and no rank is missing
+            return not (self._mends and (engines.losses or not turns.mending_waits_for))
+
+        with engines.changed:
+            engines.changed.wait_for(is_over, timeout_s)
 
     def wait_until_usable(self) -> None:
         """Wait until all is mended, then raise the PoolError that says why nothing can run, if so.
@@ -185,11 +182,10 @@ class Ranks:
         Not for a thread that this may have to wait for.
         """
         self.wait_until_mended()
-        if kind := self.trouble.kind:
-            if kind == "no group":  # another user has disturbed, say, and may have ended
-                self.reform_group()
-                self.wait_until_mended()
-            self.require_usable()
+        if self.trouble.kind == "no group":  # another user has disturbed, say, and may have ended
+            self.reform_group()
+            self.wait_until_mended()
+        self.require_usable()
         unreported, self._unreported = self._unreported, {}
         for loss in unreported.values():
             NoticeLines()(
@@ -223,9 +219,9 @@ class Ranks:
         if self.trouble.kind in ("stopped", "lost"):
             self.require_usable()
         self.engines.launch.require_folder()
-        listed = ", ".join(map(str, chosen))
-        with with_bar(progress, f"Starting rank {listed} again") as stage:
-            stage(f"starting rank {listed} again")
+        what = f"starting rank {', '.join(map(str, chosen))} again"
+        with with_bar(progress, what.capitalize()) as stage:
+            stage(what)
             with self.engines.changed:
                 self.engines.lose(chosen, "was restarted")
                 self._given_up = ""
@@ -298,16 +294,17 @@ class Ranks:
                     self.turns.begin(turn, timeout_s=None)
                     late = time.monotonic() + self.options.timeout_s
                 else:
-                    if replaced:
-                        self._free({*self.engines.alive_ranks()} - replaced)
+                    if replaced:  # the others may wait in the old group
+                        others = {*self.engines.alive_ranks()} - replaced
+                        busy = {rank for rank, _ in self.engines.running()} & others
+                        self.engines.interrupt(dict.fromkeys(busy))
+                        self.group.abort(dict.fromkeys(others))
                         replaced.clear()
                     self.group.form(self.placement)
                     self._wants_group = False
                     errors.clear()
             except Exception as error:  # of one that has died meanwhile, say
                 errors.append(error)
-                if isinstance(error, GroupError):
-                    self._wants_group = True
                 if len(errors) == _NUM_ATTEMPTS or time.monotonic() > late:
                     # The first one says why; later ones may only hear that somebody does not come.
                     why = next(str(one) for one in errors if type(one) is type(error))
@@ -327,11 +324,11 @@ class Ranks:
 
     def _replace(self, lost: Mapping[int, Loss], forming: Turn) -> None:
         """Start new engines for these ranks; the group is wanting then."""
-        turn = (
-            None if forming.began else self.turns.ask(lost, "the replacement of a rank", "replaces")
-        )
+        turn = forming
+        if not forming.began:
+            turn = self.turns.ask(lost, "the replacement of a rank", "replaces")
         try:
-            if turn is not None:
+            if turn is not forming:
                 self.turns.begin(turn, timeout_s=None)
             for rank, loss in lost.items():
                 self.on_replaced(rank, loss.how)
@@ -342,11 +339,5 @@ class Ranks:
                 self._wants_group = True
                 self.engines.note_replaced(lost)
         finally:
-            if turn is not None:
+            if turn is not forming:
                 self.turns.end(turn)
-
-    def _free(self, others: Collection[int]) -> None:
-        """Free ranks that may wait in the old group for one that is gone."""
-        busy = {rank for rank, _ in self.engines.running()}.intersection(others)
-        self.engines.interrupt(dict.fromkeys(busy))
-        self.group.abort(dict.fromkeys(others))

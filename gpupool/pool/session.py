@@ -48,9 +48,10 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
                 f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
             )
-        for name in ("gpus", "env", "hosts"):
-            if options.get(name) is not None:
-                options[name] = _names(options[name])
+        for name in ("gpus", "env", "hosts"):  # "0,2" or [0, 2]
+            if (value := options.get(name)) is not None:
+                parts = str(value).split(",") if isinstance(value, (str, int)) else value
+                options[name] = tuple(str(part).strip() for part in parts)
         if (words := options.get("words")) is not None:
             options["words"] = tuple(shlex.split(words) if isinstance(words, str) else words)
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
@@ -78,15 +79,14 @@ def current_pool(create: bool = False) -> Pool:
     """
     _refuse_on_rank()
     pool = find()
-    if pool is not None:
-        return pool
-    if not create:
+    if pool is None and not create:
         raise NoPoolError(
             f"no pool runs in this notebook{_last_end()}. `%gpupool start` (gpupool.start()) "
             "starts one."
         )
-    pool, line = start_unasked()
-    print(line)
+    if pool is None:
+        pool, line = start_unasked()
+        print(line)
     return pool
 
 
@@ -167,13 +167,6 @@ def _last_end() -> str:
     """Why the last pool of this notebook is no more, in brackets, if there is something to say."""
     reason = _current.status().reason if _current is not None else ""
     return f" (the last one was {reason})" if reason else ""
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    """("0", "2") of "0,2" or [0, 2]."""
-    if isinstance(value, (str, int)):
-        return tuple(part.strip() for part in str(value).split(","))
-    return tuple(map(str, value))
 
 
 def gpus() -> GpuTable:

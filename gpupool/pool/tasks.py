@@ -7,18 +7,18 @@ ranks take their turn in between. No task outlives the notebook.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from gpupool.core.errors import EngineDiedError, ParcelsLostError, SpmdError
 from gpupool.core.options import checks
-from gpupool.core.progress import progress
 from gpupool.core.wire.events import ReportEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.pickles import unpack
@@ -42,6 +42,9 @@ class Report(NamedTuple):
     elapsed_s: float
 
 
+OnReport = Callable[[Report], None]
+
+
 class Task(Future[Any]):
     """A function that runs on one rank, or will: a future, made by `pool.submit`.
 
@@ -50,13 +53,16 @@ class Task(Future[Any]):
     """
 
     def __init__(
-        self, tasks: Tasks, kept: KeptTask, retries: int, on_report: Callable[[Report], None] | None
+        self, tasks: Tasks, kept: KeptTask, retries: int, on_report: OnReport | None
     ) -> None:
         super().__init__()
         self.rank: int | None = None
         self.reports: list[Report] = []
         self._tasks, self._on_report = tasks, on_report
-        self._retries_left, self._resends_left = retries, _NUM_RESENDS
+        self._tries_left = {
+            EngineDiedError.__name__: retries,
+            ParcelsLostError.__name__: _NUM_RESENDS,  # its rank was new, and had nothing yet
+        }
         self._kept: KeptTask | None = kept  # until it has ended
         self._execution: Execution[CodeReply] | None = None
         self._recorder: OutputRecorder | None = None
@@ -110,55 +116,39 @@ class Task(Future[Any]):
         if execution is not None and rank is not None:
             self._tasks.all_ranks.engines.control(Stop(str(execution.number)), [rank])
 
-    def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled() else "done" if self.done() else "waiting"
-        where = f" on rank {self.rank}" if self.rank is not None else ""
-        return f"Task({'running' if self.running() else state}{where})"
-
     # ---- in the thread of its rank -------------------------------------------------------
 
-    def _try_on(self, rank: int) -> bool:
-        """Run it on a rank; returns whether it has ended, and is not to be tried again."""
+    def _run_on(self, rank: int) -> None:
+        """Run it, and again where its rank has failed, and not it."""
         assert self._kept is not None
-        if not self.running() and not self.set_running_or_notify_cancel():
-            return True
-        self.rank, self.reports, self._num_told = rank, [], 0
-        secrets = self._tasks.all_ranks.secrets
-        self._recorder = OutputRecorder((rank,), secrets, self._on_output)
-        try:
-            self._execution = self._tasks.variables.begin_task(self._kept, rank, self._recorder)
-            if self._ends:
-                self._execution.interrupt()
-            self._execution.run(self._tell)
-            reply = self._execution.result()[rank]
-            value = unpack(reply.packed) if reply.packed else None
-        except BaseException as error:
-            if not self._ends and self._is_tried_again(error):
-                return False
-            self._end()
-            self.set_exception(error.with_traceback(None))  # no frame of ours is of use
-        else:
-            self._end()
-            self.set_result(value)
-        return True
-
-    def _is_tried_again(self, error: BaseException) -> bool:
-        """Whether it was its rank that failed, and not it."""
-        name = error.first.ename if isinstance(error, SpmdError) else ""
-        if name == ParcelsLostError.__name__:  # that was new, and had nothing when it began
-            self._resends_left -= 1
-            return self._resends_left >= 0
-        if name == EngineDiedError.__name__:
-            self._retries_left -= 1
-            return self._retries_left >= 0
-        return False
-
-    def _end(self) -> None:
-        assert self._recorder is not None
-        self._recorder.finish()
+        if not self.set_running_or_notify_cancel():
+            return
+        all_ranks, variables, again = self._tasks.all_ranks, self._tasks.variables, True
+        while again:
+            value, error, again = None, None, False
+            self.rank, self.reports, self._num_told = rank, [], 0
+            self._recorder = recorder = OutputRecorder((rank,), all_ranks.secrets, self._on_output)
+            try:
+                self._execution = variables.begin_task(self._kept, rank, recorder)
+                if self._ends:
+                    self._execution.interrupt()
+                self._execution.run(self._tell)
+                reply = self._execution.result()[rank]
+                value = unpack(reply.packed) if reply.packed else None
+            except BaseException as raised:
+                error = raised.with_traceback(None)  # no frame of ours is of use
+                name = raised.first.ename if isinstance(raised, SpmdError) else ""
+                if not self._ends and name in self._tries_left:
+                    self._tries_left[name] -= 1
+                    again = self._tries_left[name] >= 0
+        recorder.finish()
         self._tell()
         self._took_s = self.elapsed_s
         self._kept = self._execution = None
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
 
     def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         for event in content if kind is OutputKind.EVENTS else ():
@@ -189,19 +179,21 @@ class Tasks:
         self,
         call: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]],
         retries: int = 0,
-        on_report: Callable[[Report], None] | None = None,
+        on_report: OnReport | None = None,
     ) -> Task:
-        """Put a (function, args, kwargs) into the row.
-
-        Raises:
-            OptionsError: the function is none, or `retries` no number.
-            TransferError: a part of it cannot be sent.
-        """
+        """Put a (function, args, kwargs) into the row: see `Pool.submit`."""
         __tracebackhide__ = True
         checks.any_function("fn", call[0])
         checks.number(whole=True, least=0)("retries", retries)
         task = Task(self, self.variables.keep_task(call), retries, on_report)
-        self._put(task)
+        with self._lock:
+            self._row.append(task)
+            ranks = self.all_ranks.training_ranks
+            free = [rank for rank in ranks if rank not in self._running]
+            if free:
+                self._running[free[0]] = None
+                name = f"gpupool-task-{free[0]}"
+                threading.Thread(target=self._serve, args=free[:1], name=name, daemon=True).start()
         return task
 
     def stop(self) -> None:
@@ -211,65 +203,15 @@ class Tasks:
         for task in found:
             task.interrupt()
 
-    def _put(self, task: Task, *, first: bool = False) -> None:
-        with self._lock:
-            (self._row.appendleft if first else self._row.append)(task)
-            ranks = self.all_ranks.training_ranks
-            free = [rank for rank in ranks if rank not in self._running]
-            if free:
-                self._running[free[0]] = None
-                name = f"gpupool-task-{free[0]}"
-                threading.Thread(target=self._serve, args=free[:1], name=name, daemon=True).start()
-
     def _serve(self, rank: int) -> None:
-        """Run tasks on this rank until none waits."""
         while True:
             with self._lock:
                 if not self._row:
                     del self._running[rank]
                     return
                 self._running[rank] = task = self._row.popleft()
-            if not task._try_on(rank):
-                self._put(task, first=True)
+            task._run_on(rank)
             del task  # and what it holds
-
-
-def mapped(
-    tasks: Tasks,
-    fn: Callable[..., Any],
-    iterables: Sequence[Iterable[Any]],
-    ordered: bool,
-    retries: int,
-    return_exceptions: bool,
-) -> Iterator[Any]:
-    """What `pool.map` gives."""
-    __tracebackhide__ = True
-    sizes = [len(one) if isinstance(one, Sized) else None for one in iterables]
-    total = min((size for size in sizes if size is not None), default=None)
-    items = zip(*iterables, strict=False)  # as the built-in map
-    num_ahead = 2 * len(tasks.all_ranks.training_ranks)  # one runs on each rank, and one waits
-    row: deque[Task] = deque()
-    with progress(getattr(fn, "__name__", "map"), total, "tasks") as bar:
-        try:
-            while True:
-                for args in itertools.islice(items, num_ahead - len(row)):
-                    row.append(tasks.submit((fn, args, {}), retries))
-                if not row:
-                    return
-                done = row[0] if ordered else wait(row, return_when=FIRST_COMPLETED).done.pop()
-                error = done.exception()
-                row.remove(done)  # type: ignore[arg-type]
-                bar.advance()
-                if error is not None and not return_exceptions:
-                    raise error
-                yield done.result() if error is None else error
-        except KeyboardInterrupt:
-            ignore_for_a_moment()
-            raise
-        finally:  # an error, a stop, or nobody wants the rest
-            for task in row:
-                task.interrupt()
-            wait(row)
 
 
 class TaskExecutor(Executor):
@@ -278,19 +220,18 @@ class TaskExecutor(Executor):
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
         self._max_workers = len(tasks.all_ranks.training_ranks)  # libraries look for this name
-        self._submitted: set[Future[Any]] = set()
+        self._submitted: WeakSet[Task] = WeakSet()
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Task:
         """The future of a task."""
         task = self._tasks.submit((fn, args, kwargs))
         self._submitted.add(task)
-        task.add_done_callback(self._submitted.discard)
         return task
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for what was submitted. The pool lives on, and takes more."""
-        for future in list(self._submitted) if cancel_futures else ():
-            future.cancel()
+        submitted = [*self._submitted]
+        for task in submitted if cancel_futures else ():
+            task.cancel()
         if wait:
-            for future in list(self._submitted):
-                future.exception()
+            wait_for(submitted)

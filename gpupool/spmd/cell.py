@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.core.wire.calls import RunSource
 from gpupool.core.wire.events import MonitorEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
-from gpupool.pool.calls.output import OutputRecorder, RankOutput
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder, RankOutput, SpmdResult
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import OnNotice
-from gpupool.pool.result import SpmdResult
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.parcels import Shipment
 from gpupool.spmd.capture import CellNames, names_in_cell
@@ -106,16 +107,12 @@ class SpmdRun:
         self._recorder = OutputRecorder(self._ranks, pool.secrets, self._on_output)
         self._names, shipment, bindings = self._ship(source)
         self._left_out, self._later = shipment.left_out, shipment.later
-        self._execution = pool.begin(
-            source,
-            ranks=ranks,
-            on_output=self._recorder,
-            timeout_s=timeout_s,
-            cell_number=cell_number,
-            bindings=bindings,
-            on_notice=on_notice or view.notice,
-            waits_for_gpu=waits_for_gpu,
-        )
+        calls = {
+            rank: RunSource(source, cell_number, waits_for_gpu, bindings=bindings.get(rank))
+            for rank in self._ranks
+        }
+        hear = on_notice or view.notice
+        self._execution = Execution(pool, calls, self._recorder, timeout_s, hear)
         self._execution.keeps = shipment  # the ranks read it when the cell's turn comes
         self._expected: dict[str, Composite] = {}
         if notebook is not None and notebook.at_once:
@@ -205,10 +202,10 @@ class SpmdRun:
             self._view.notice(_STOPPING)
         return bool(ready)
 
-    def _ship(self, source: str) -> tuple[CellNames, Shipment, Mapping[int, Bindings] | None]:
+    def _ship(self, source: str) -> tuple[CellNames, Shipment, Mapping[int, Bindings]]:
         """Bring what the cell reads to the ranks; what goes to each rank with the cell."""
         if self._notebook is None:
-            return CellNames(), Shipment(), None
+            return CellNames(), Shipment(), {}
         # Here and not on a rank: only the notebook's IPython knows its magics and transformers.
         names, variables = names_in_cell(source, self._notebook.transform), self._pool.variables
         shipment = variables.ship(

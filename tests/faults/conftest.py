@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpupool import Pool
-from tests.faults.invariants import CANARY, SECRET, SUM, Faulty, Footprint
+from gpupool.pool.calls import freeing
+from tests.faults.invariants import CANARY, SECRET, SUM, Faulty, Footprint, footprint
 
 # of each process, when a file of tests first saw it: other files use ours, too
 _first: dict[tuple[str, int], Footprint] = {}
@@ -25,13 +25,12 @@ def faulty(request: pytest.FixtureRequest, pool3: Pool, tmp_path: Path) -> Fault
     pool3.run("kept = 10 + rank")
     pids = [os.getpid(), *pool3.status().pids.values()]
     file = request.node.path.name
-    before = {pid: _first.setdefault((file, pid), Footprint.of(pid)) for pid in pids}
+    before = {pid: _first.setdefault((file, pid), footprint(pid)) for pid in pids}
     return Faulty(pool3, before, tmp_path)
 
 
 @pytest.fixture
-def short_ladder(pool3: Pool) -> Iterator[None]:
+def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step against a rank that does not react comes after a quarter of its time."""
-    pool3._all_ranks.ladder_scale = 0.25
-    yield
-    pool3._all_ranks.ladder_scale = 1.0
+    for name in ("GRACE_S", "ABORT_S", "AGAIN_S", "WARN_S", "KILL_S"):
+        monkeypatch.setattr(freeing, name, getattr(freeing, name) / 4)

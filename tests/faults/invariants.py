@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -36,24 +37,20 @@ import contextlib
 with contextlib.suppress(Exception): dist.destroy_process_group(globals().pop("sub"))
 raise RuntimeError("the last one now")
 """
-# What a process may gain once, by the first use of something: autograd's threads, epoll sets.
-MAX_MORE_DESCRIPTORS, MAX_MORE_THREADS = 12, 8
+Footprint = tuple[int, int]  # what a process holds: descriptors, threads
+MAX_MORE = (12, 8)  # may be gained once, by the first use of something: autograd's threads, say
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What a process holds."""
+def footprint(pid: int) -> Footprint:
+    """Of a process, now."""
+    process = psutil.Process(pid)
+    return process.num_fds(), process.num_threads()
 
-    descriptors: int
-    threads: int
-    rss_mib: float
 
-    @classmethod
-    def of(cls, pid: int) -> Footprint:
-        """Of a process, now."""
-        process = psutil.Process(pid)
-        rss_mib = process.memory_info().rss / 2**20
-        return cls(process.num_fds(), process.num_threads(), rss_mib)
+def is_flat(pid: int, first: Footprint) -> bool:
+    """Whether a process has not gained more than what is gained once."""
+    more = zip(footprint(pid), first, MAX_MORE, strict=True) if not gone(pid) else ()
+    return all(now - then <= most for now, then, most in more)
 
 
 @dataclass
@@ -115,50 +112,25 @@ class Faulty:
     def check(self, lost: Iterable[int] = ()) -> None:
         """Fails unless all is well, and only the ranks in `lost` have a new process."""
         lost, ranks = set(lost), range(self.pool.world_size)
-        within(self.pool, SUM, dict.fromkeys(ranks, float(len(ranks))))
-        within(self.pool, KEPT, {rank: None if rank in lost else 10 + rank for rank in ranks})
+        pool = self.pool
+        sums = pool.run(SUM, timeout_s=DEADLINE_S)
+        assert dict(sums) == dict.fromkeys(ranks, float(len(ranks)))
+        kept = pool.run(KEPT, timeout_s=DEADLINE_S)
+        assert dict(kept) == {rank: None if rank in lost else 10 + rank for rank in ranks}
         assert {rank for rank in ranks if self.pid(rank) != self.pids[rank]} == lost
         assert gone(*(self.pids[rank] for rank in lost))
-        assert self.pool.generation >= self.generation + bool(lost)
+        assert pool.generation >= self.generation + bool(lost)
         with contextlib.suppress(SpmdError):
-            self.pool.run(TIDY_UP, timeout_s=DEADLINE_S)
-        self.pool.run("import gc; gc.collect()", timeout_s=DEADLINE_S)
-        only_the_family(self.pool)
-        no_canary(self.pool)
+            pool.run(TIDY_UP, timeout_s=DEADLINE_S)
+        pool.run("import gc; gc.collect()", timeout_s=DEADLINE_S)
+        names = {"starter", "controller", *(f"rank {rank}" for rank in ranks)}
+
+        def running() -> set[str]:
+            """A DataLoader of an older torch ends its workers and does not reap them."""
+            return {name for name, process in family(pool).items() if not gone(process.pid)}
+
+        until(lambda: running() == names, 10.0, "the end of all other processes")
+        for path, content in files_in(folder_of(pool).parent):
+            assert CANARY.encode() not in content, path
         for pid, first in self.before.items():
-            flat(pid, first)
-
-
-def within(pool: Pool, source: str, expected: dict[int, object]) -> None:
-    """A cell has these values, within the deadline."""
-    assert dict(pool.run(source, timeout_s=DEADLINE_S)) == expected
-
-
-def only_the_family(pool: Pool) -> None:
-    """The pool has no process but those that it is made of."""
-    names = {"starter", "controller", *(f"rank {r.rank}" for r in pool.ranks)}
-
-    def found() -> set[str]:
-        """All that run: a DataLoader of an older torch ends its workers and does not reap them."""
-        return {name for name, process in family(pool).items() if not gone(process.pid)}
-
-    until(lambda: found() == names, 10.0, "the end of all other processes")
-
-
-def no_canary(pool: Pool) -> None:
-    """The secret's value is in no file of the pool."""
-    for path, content in files_in(folder_of(pool).parent):
-        assert CANARY.encode() not in content, path
-
-
-def flat(pid: int, first: Footprint) -> None:
-    """A process has not gained more than what is gained once."""
-    if gone(pid):
-        return
-
-    def is_flat() -> bool:
-        now = Footprint.of(pid)
-        more = now.descriptors - first.descriptors, now.threads - first.threads
-        return more[0] <= MAX_MORE_DESCRIPTORS and more[1] <= MAX_MORE_THREADS
-
-    until(is_flat, 5.0, f"{Footprint.of(pid)} of {pid} after {first}: back")
+            until(partial(is_flat, pid, first), 5.0, f"{pid} as flat as {first}")

@@ -15,15 +15,7 @@ import pytest
 import gpupool
 from gpupool.pool import session
 from tests.notebook.kernel import Kernel
-from tests.support.processes import (
-    family,
-    folder_of,
-    gone,
-    notebook,
-    reach,
-    reached,
-    until,
-)
+from tests.support.processes import family, folder_of, gone, notebook, reach, reached, until
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 FAMILY = """

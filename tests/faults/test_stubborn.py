@@ -6,7 +6,6 @@ See `test_table.py` for what is shown elsewhere.
 from __future__ import annotations
 
 import sysconfig
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,26 +13,23 @@ from pathlib import Path
 import pytest
 
 from tests.faults.invariants import Faulty
-from tests.support.processes import reach
-from tests.support.waits import until_there
 
-BARE = "import time\nwhile True:\n    try:\n        HERE; time.sleep(60)\n    except: pass"
-
-
-def on_rank_1(code: str, begun: Path) -> str:
-    """It leaves the file `begun`1 when it no longer reacts."""
-    code = textwrap.indent(code.replace("HERE", reach(begun)), "    ")
-    return f"if rank == 1:\n{code}\ndist.all_reduce(torch.ones(1))"
+STUBBORN = """
+import os, time
+if rank == 0:
+    while not os.path.exists({begun!r}): time.sleep(0.02)
+    raise ValueError("zero")
+while rank == 1:
+    try: open({begun!r}, "w").close(); time.sleep(60)
+    except: pass
+dist.all_reduce(torch.ones(1))
+"""
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("short_ladder")
 def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path: Path) -> None:
-    begun = tmp_path / "rank"
-    wait = until_there(Path(f"{begun}1"), margin="    ")
-    error = faulty.fails(
-        f"if rank == 0:\n{wait}\n    raise ValueError('zero')\n{on_rank_1(BARE, begun)}"
-    )
+    error = faulty.fails(STUBBORN.format(begun=str(tmp_path / "begun")))
     assert str(error).startswith("rank 0: ValueError: zero")
     assert "rank 1 does not respond" in faulty.notices[0]
     faulty.check(lost=[1])
@@ -43,7 +39,7 @@ def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path
 LIBRARY = """
 import os, time
 open({begun!r} + os.environ["RANK"], "w").close()
-end = time.monotonic() + {seconds}
+end = time.monotonic() + 2
 while time.monotonic() < end:
     time.sleep(0.01)
 whole = True
@@ -55,7 +51,7 @@ def library(tmp_path: Path) -> Iterator[str]:
     """The name of a module among the installed ones that takes 2 s to import."""
     name = f"gpupool_test_library_{time.monotonic_ns()}"
     path = Path(sysconfig.get_path("purelib"), f"{name}.py")
-    path.write_text(LIBRARY.format(seconds=2, begun=str(tmp_path / "rank")))
+    path.write_text(LIBRARY.format(begun=str(tmp_path / "rank")))
     yield name
     path.unlink()
 

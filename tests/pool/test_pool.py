@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import ipyparallel
 import psutil
 import pytest
 
 import gpupool
 from gpupool import Pool, PoolError, PoolStartError, SpmdError
 from gpupool.core.errors import NoPoolError, OptionsError
+from gpupool.core.wire.calls import DebugCommand
 from gpupool.pool import session
 from gpupool.pool.launchers import starter
+from tests.notebook.kernel import plain
 from tests.support.processes import engine_pid, family, folder_of, gone, members, until
 from tests.support.raising import raises
 
@@ -66,15 +70,6 @@ def no_pool() -> Iterator[None]:
     session.stop()
 
 
-@pytest.fixture
-def scratch(no_pool: None, tmp_path: Path) -> Iterator[Path]:
-    """Where a pool of this test makes its folder, and nobody else does."""
-    starter.close()
-    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
-    yield tmp_path
-    tempfile.tempdir = before
-
-
 def test_stop_leaves_no_process_and_no_folder_and_may_be_repeated(pool2: Pool) -> None:
     pids = members(pool2)
     assert len(pids) >= 3
@@ -105,13 +100,17 @@ def test_a_pool_that_nobody_uses_warns_and_stops_itself(no_pool: None) -> None:
         gpupool.current_pool()
 
 
-def test_a_start_without_enough_time_leaves_nothing(scratch: Path) -> None:
+def test_a_start_without_enough_time_leaves_nothing(
+    no_pool: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where its folder is made
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with raises(PoolStartError, " 0.3 s", "--timeout"):
         gpupool.start(n=2, device="cpu", timeout_s=0.3)  # in the starter's start
     after = {child.pid for child in psutil.Process().children(recursive=True)}
     assert gone(*(after - before))
-    assert list(scratch.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert session.find() is None
 
 
@@ -132,7 +131,55 @@ def test_files_have_the_notebooks_mode_and_forked_ranks_draw_different_numbers(
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
-# ---- deaths ----------------------------------------------------------------------------------
+# ---- others on its ranks, memory, deaths -----------------------------------------------------
+
+
+def test_a_cell_comes_after_what_a_plain_client_has_asked_of_its_ranks(pool2: Pool) -> None:
+    sleep = pool2.client[1].apply_async(time.sleep, 600)
+    assert dict(pool2.run("rank", ranks=0)) == {0: 0}
+    cell = pool2.begin(SUM, ranks=[0, 1], on_output=lambda *_: None)
+    assert not cell.wait(0.5)
+    pool2.client.send_signal("SIGINT", targets=[1], block=True)
+    assert {rank: reply.text for rank, reply in cell.result().items()} == {0: "2.0", 1: "2.0"}
+    with pytest.raises(ipyparallel.RemoteError, match="KeyboardInterrupt"):
+        sleep.get(20)
+
+
+HELD = """
+import gc
+class Net:
+    def forward(self):
+        activations = torch.ones(3, 2**20)                 # 12 MiB
+        raise MemoryError
+"""
+LEFT = (
+    "[t.shape[0] for t in gc.get_objects() if type(t) is torch.Tensor and t.numel() == 3 * 2**20]"
+)
+
+
+def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(pool2: Pool) -> None:
+    def said_after(source: str) -> str:
+        with pytest.raises(SpmdError):
+            pool2.run(source, timeout_s=60)
+        return plain(pool2.engines.call(0, DebugCommand(None)).result(10).value.text)
+
+    pool2.run(HELD)
+    assert said_after("Net().forward()").startswith("There is nothing to look at: ")
+    assert dict(pool2.run(LEFT)) == {0: [], 1: []}
+    assert "1 / 0" in said_after("1 / 0")
+
+
+def test_a_rank_that_has_lost_its_gpu_context_is_replaced_before_the_next_cell_begins(
+    pool2: Pool,
+) -> None:
+    lost = "from gpupool.engine.cells import errors\nerrors.is_context_lost = lambda *errors: True"
+    pool2.run(lost, ranks=0)
+    before = pool2.status().pids
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool2.run("1 / 0")
+    now = dict(pool2.run("import os; os.getpid()"))
+    assert now == dict(pool2.status().pids)
+    assert [now[rank] == before[rank] for rank in (0, 1)] == [False, True]
 
 
 def test_a_lost_controller_is_an_error_and_no_hang(pool2: Pool) -> None:

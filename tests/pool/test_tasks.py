@@ -209,7 +209,7 @@ def test_stop_while_map_waits_ends_what_runs_and_begins_nothing(row: Row) -> Non
     numbers = itertools.count()
     paths = (row.folder / str(number) for number in numbers)
     results = row.pool.map(row.names["begins"], paths, itertools.repeat(row.go))
-    presser = press_when(lambda: bool(row.ranks("0") and row.ranks("1")), ("tasks.py", "mapped"))
+    presser = press_when(lambda: bool(row.ranks("0") and row.ranks("1")), ("pool.py", "map"))
     with pytest.raises(KeyboardInterrupt):
         next(results)
     presser.join()

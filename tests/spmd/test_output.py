@@ -5,12 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.spmd.output import (
-    Group,
-    fold,
-    fold_displays,
-    majority,
-)
+from gpupool.spmd.output import Group, fold, fold_displays, majority
 
 RANKS = st.integers(0, 40)
 # few different texts, so that ranks often agree

@@ -1,7 +1,7 @@
 """Where a rank is at one moment: its line, its collective, in words. Runs anywhere.
 
 An engine answers with it while its main thread is blocked (`gpupool/engine/group/location.py`);
-the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
+the client compares those of all ranks (`gpupool/pool/calls/diagnosis.py`).
 """
 
 from __future__ import annotations

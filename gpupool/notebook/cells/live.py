@@ -25,7 +25,7 @@ from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.front_end import Place
 from gpupool.notebook.pool.pool_bar import interrupt_button
-from gpupool.pool.notices import Notice
+from gpupool.pool.calls.diagnosis import Diagnosis
 from gpupool.spmd.cell import CellReport, States
 from gpupool.spmd.output import fold_displays
 
@@ -177,7 +177,7 @@ class LiveView:
 
 def notice_html(text: str) -> str:
     """A notice as an amber bar; one about ranks as a table of them, with an Interrupt button."""
-    if not isinstance(text, Notice) or not text.places:
+    if not isinstance(text, Diagnosis) or not text.places:
         return markup.bar(markup.code(text), markup.AMBER)
     rows = [
         (f"{format_ranks(ranks)}{f' ({host})' * bool(host)}", doing or "running", line)

@@ -16,7 +16,7 @@ from gpupool.core.formatting import duration, format_ranks, number, rank_count
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
 from gpupool.notebook.page import ansi, markup
-from gpupool.pool.result import SpmdResult
+from gpupool.pool.calls.output import SpmdResult
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import Group, differences, fold, fold_lines, majority, normal
 

@@ -8,7 +8,7 @@ from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import SpmdError
 from gpupool.notebook.cells.picture import result_html, result_text
-from gpupool.pool.result import SpmdResult
+from gpupool.pool.calls.output import SpmdResult
 
 
 def mark_shown(result: SpmdResult | None, *, values: bool = True) -> None:

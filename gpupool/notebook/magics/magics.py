@@ -21,9 +21,9 @@ from gpupool.notebook.magics import arguments, commands
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar
 from gpupool.pool import session
+from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
 
 

@@ -22,10 +22,10 @@ from gpupool.core.wire.masking import redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Raised, Reply, Value
 from gpupool.core.wire.values import NamesReport
+from gpupool.pool.calls.diagnosis import HangWatch
 from gpupool.pool.calls.failures import HANG, masked, resolve, without_reply
 from gpupool.pool.calls.freeing import Freeing
-from gpupool.pool.calls.hang_watch import HangWatch
-from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
+from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment, ignored
 from gpupool.pool.environment.own_modules import reloaded
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
@@ -42,13 +42,12 @@ _numbers = itertools.count(1)
 class Execution(Generic[Value]):
     """One kind of call that runs on several ranks: rank -> its call.
 
-    `number` is by what the pool and its ranks know it. `values` maps rank to the value of each rank
-    that has finished; `errors` those that failed. While it waits its turn on ranks that are in
-    use, `waits_for` names what runs there.
+    `number` is by what the pool and its ranks know it. Of ranks that have finished there is a value
+    in `values`, or one of `errors`; `names` is what a cell has left, also where it failed. While it
+    waits its turn on ranks that are in use, `waits_for` names what runs there.
 
-    Args:
-        on_notice: hears what the user should know meanwhile; without it that is on stderr.
-        starts: it runs in a thread of its own; else in that which calls `run`.
+    It runs in a thread of its own; a task in that which calls `run`. `on_notice` hears what the
+    user should know meanwhile; without it that is on stderr.
 
     Raises:
         PoolError: nothing can run on the ranks.
@@ -61,56 +60,44 @@ class Execution(Generic[Value]):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_notice: OnNotice | None = None,
-        starts: bool = True,
     ) -> None:
         all_ranks.wait_until_usable()
         heed_again()
-        self._on_notice: OnNotice = NoticeLines() if on_notice is None else on_notice
-        self._noticed: str | None = None
-        self.ranks = tuple(calls)
+        self.ranks, self.number = tuple(calls), next(_numbers)
         self.values: dict[int, Value] = {}
         self.errors: dict[int, RankError] = {}
-        self.names: dict[int, NamesReport] = {}  # what a cell left, of failed ranks too
-        self.elapsed_s = 0.0
+        self.names: dict[int, NamesReport] = {}
+        self.started_at, self.elapsed_s = time.monotonic(), 0.0
         self.keeps: object = None  # what has to live until the end of this
         self.ends_well: Callable[[], None] | None = None  # of a training: asks it to, once
-        self.number = next(_numbers)
-        self._all_ranks = all_ranks
+        # one has no part in the process group, whatever becomes of it
+        self.is_task = any(isinstance(call, RunTask) for call in calls.values())
         again, settings = reloaded(), torch_settings()
         self._calls = {
             rank: replace(one, number=self.number, reloaded=again, torch_settings=settings)
             for rank, one in calls.items()
         }
-        self._on_output = on_output
-        self._hidden = all_ranks.secrets
-        self._failures: dict[int, Raised] = {}
+        self._all_ranks, self._hidden = all_ranks, all_ranks.secrets
+        self._on_output, self._timeout_s = on_output, timeout_s
+        self._on_notice: OnNotice = NoticeLines() if on_notice is None else on_notice
+        self._noticed: str | None = None
         self._futures: dict[Future[Reply[Value]], int] = {}
-        self.started_at = time.monotonic()
-        self._timeout_s = timeout_s
+        self._failures: dict[int, Raised] = {}
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
         self._finished = threading.Event()
-        # one has no part in the process group, whatever becomes of it
-        self.is_task = all(isinstance(call, RunTask) for call in calls.values())
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice, self.is_task)
-        self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
+        self._watch = HangWatch(all_ranks, self.ranks)
         self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
         self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
         title = next((call.title for call in calls.values()), "")
-        self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
-        self.waits_for = all_ranks.turns.begin(self._turn)
-        if not starts:
-            return
-        thread = threading.Thread(target=self.run, name="gpupool-execution", daemon=True)
-        try:  # from here on it ends by itself, and leaves the row of turns
-            thread.start()
-        except BaseException:
-            self.interrupt()
-            if thread.ident is None:
-                all_ranks.turns.end(self._turn)
-            raise
+        with ignored():  # without its thread it would stay in the row for ever
+            self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
+            self.waits_for = all_ranks.turns.begin(self._turn)
+            if not self.is_task:
+                threading.Thread(target=self.run, name="gpupool-execution", daemon=True).start()
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -133,12 +120,11 @@ class Execution(Generic[Value]):
 
         Those that run are asked once a second, from the third second on.
         """
-        found = {
-            rank: f"in {where.doing}" if where.doing else "running"
-            for rank, where in self._watch.where.items()
-        }
-        ended = {*self.values, *self._failures}
-        return {r: "done" if r in ended else found.get(r, "running") for r in self.ranks}
+        states = dict.fromkeys(self.ranks, "running")
+        for rank, where in self._watch.where.items():
+            if rank in states and where.doing:
+                states[rank] = f"in {where.doing}"
+        return states | dict.fromkeys((*self.values, *self._failures), "done")
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
@@ -178,57 +164,47 @@ class Execution(Generic[Value]):
     def run(self, tick: Callable[[], None] = lambda: None) -> None:
         """Run it, and return when it has ended; `tick` is called now and then."""
         try:
-            if self._begin():
-                self._wait_for_ranks(tick)
-        except Exception as error:  # whoever waits has to hear of it
+            self._begin()
+            self._wait_for_ranks(tick)
+        except (Exception, KeyboardInterrupt) as error:  # whoever waits has to hear of it
             self._fail(error)
         finally:
-            if self._noticed is not None:
-                self._notice(None)
+            self._notice(None)
             if self.errors and self._futures:
                 self._all_ranks.last_error = self.error()
-            self._leave()
+            self.keeps = self.ends_well = None
+            try:
+                if self._group_wanting:
+                    self._all_ranks.reform_group()
+                self._all_ranks.turns.end(self._turn)
+                # Forming takes half a second with 32 ranks. An error is reported before it, and the
+                # next call waits. Not so after a stop: people press twice, and the second press
+                # would meet the end of the cell, where an `await` has no handler of ours.
+                if self._presses:
+                    self._all_ranks.wait_until_mended(_FORM_S)
+            finally:
+                self._finished.set()
 
-    def _leave(self) -> None:
-        self.keeps = self.ends_well = None
-        try:
-            if self._group_wanting:
-                self._all_ranks.reform_group()
-            self._all_ranks.turns.end(self._turn)
-            # Forming takes half a second with 32 ranks. An error is reported before it, and the
-            # next call waits. Not so after a stop: people press twice, and the second press would
-            # meet the end of the cell, where an `await` has no handler of ours.
-            if self._presses:
-                self._all_ranks.wait_until_mended(_FORM_S)
-        finally:
-            self._finished.set()
-
-    def _begin(self) -> bool:
-        """Wait for the turn, and make the calls; returns whether it came."""
+    def _begin(self) -> None:
+        """Wait for the turn, and make the calls."""
         if self.waits_for:
             while self.waits_for and not self._presses:
                 self.waits_for = self._all_ranks.turns.begin(self._turn, 0.05)
             if self.waits_for:
                 names = ", ".join(self.waits_for)
-                self._fail(KeyboardInterrupt(f"interrupted while it waited for {names}"))
-                return False
+                raise KeyboardInterrupt(f"interrupted while it waited for {names}")
             # A task waits for no other rank, and hears of its own when it is called.
             if not self.is_task or self._all_ranks.trouble.kind != "replacing":
                 self._all_ranks.require_usable()
             self.started_at = time.monotonic()
-        self._futures = {self._call(rank): rank for rank in self.ranks}
-        return True
-
-    def _call(self, rank: int) -> Future[Reply[Value]]:
-        try:
-            carrier, call = self._all_ranks.carrier, self._calls[rank]
-            call = carrier.localized(rank, call, lambda: self._presses > 0)
-            return self._all_ranks.engines.call(rank, call, self._on_output)
-        # it could not be sent; ranks that have theirs are freed
-        except (Exception, KeyboardInterrupt) as error:
-            failed: Future[Reply[Value]] = Future()
-            failed.set_exception(error)
-            return failed
+        engines, carrier = self._all_ranks.engines, self._all_ranks.carrier
+        for rank, call in self._calls.items():
+            try:
+                call = carrier.localized(rank, call, lambda: self._presses > 0)
+                self._futures[engines.call(rank, call, self._on_output)] = rank
+            # it could not be sent; ranks that have theirs are freed
+            except (Exception, KeyboardInterrupt) as error:
+                self._note(rank, error)
 
     def _fail(self, error: BaseException) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
@@ -267,9 +243,8 @@ class Execution(Generic[Value]):
         """Say of each rank that failed how it did, and what went with one that was replaced."""
         for rank, failure in self._failures.items():
             said = failure.error.evalue
-            if hint := self._all_ranks.hint(rank, said):
-                error = replace(failure.error, evalue=said + hint)
-                self._failures[rank] = replace(failure, error=error)
+            error = replace(failure.error, evalue=said + self._all_ranks.hint(rank, said))
+            self._failures[rank] = replace(failure, error=error)
         resolved = resolve(
             self._failures,
             asked=bool(self._presses),
@@ -292,9 +267,9 @@ class Execution(Generic[Value]):
         values = self.values.items()
         left = [rank for rank, value in values if isinstance(value, CodeReply) and value.left]
         diagnosis = self._watch.look(self.values, now, left)
-        self._notice(diagnosis.notice if diagnosis and not diagnosis.by_exit else None)
-        ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
-        if diagnosis and diagnosis.is_hang and ends:
+        self._notice(None if diagnosis is None or diagnosis.by_exit else diagnosis)
+        ends = self._all_ranks.options.on_hang == "abort"
+        if diagnosis is not None and diagnosis.is_hang and (ends or diagnosis.by_exit):
             self._limit = HANG, diagnosis.finding
             self.interrupt()
 
@@ -303,11 +278,14 @@ class Execution(Generic[Value]):
             self._noticed = text
             self._on_notice(text)
 
+    def _note(self, rank: int, error: BaseException) -> None:
+        """Note what has ended a call that has no reply."""
+        self._failures[rank] = without_reply(rank, error, self._hidden)
+        self._group_wanting |= isinstance(error, EngineDiedError)
+
     def _take(self, rank: int, future: Future[Reply[Value]]) -> None:
-        error = future.exception()
-        if error is not None:
-            self._failures[rank] = without_reply(rank, error, self._hidden)
-            self._group_wanting |= isinstance(error, EngineDiedError)
+        if (error := future.exception()) is not None:
+            self._note(rank, error)
             return
         reply = future.result()
         self._group_wanting |= reply.group_wanting

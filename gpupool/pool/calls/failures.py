@@ -64,7 +64,7 @@ def resolve(
     resolved = {}
     for rank, failure in failures.items():
         error, was = failure.error, places[rank]
-        if rank in causes or _is_own(failure):
+        if rank in causes:
             resolved[rank] = error if error.where else replace(error, was=was.was)
         elif asked and rank not in freed:
             resolved[rank] = _interrupted(failure, limit, was)
@@ -73,18 +73,13 @@ def resolve(
     return resolved
 
 
-def _is_own(failure: Raised) -> bool:
-    """Whether nobody else had a part in it."""
-    return not failure.collective and failure.error.ename != _INTERRUPT
-
-
 def _causes(failures: Mapping[int, Raised], asked: bool, freed_at: float | None) -> set[int]:
     """The ranks that failed by themselves."""
-    own = {rank for rank, one in failures.items() if _is_own(one)}
+    at = {rank: one.error.failed_at for rank, one in failures.items()}
+    own = {n for n in at if not failures[n].collective and failures[n].error.ename != _INTERRUPT}
     if own or asked or not failures:
         return own
     # nothing but failed collectives: those that nobody had freed, or the first
-    at = {rank: one.error.failed_at for rank, one in failures.items()}
     unprovoked = {rank for rank in at if freed_at is None or at[rank] < freed_at}
     return unprovoked or {min(at, key=lambda rank: (at[rank], rank))}
 

@@ -38,20 +38,15 @@ class Rung(Enum):
 
 
 class Ladder:
-    """The steps that are due, each once. Times are of one clock, in seconds.
+    """The steps that are due, each once. Times are of one clock, in seconds."""
 
-    Args:
-        scale: of all these times.
-    """
-
-    def __init__(self, scale: float = 1.0) -> None:
+    def __init__(self) -> None:
         self._later = [
-            (GRACE_S * scale, Rung.INTERRUPT),
-            (ABORT_S * scale, Rung.ABORT),
-            (AGAIN_S * scale, Rung.AGAIN),
-            (WARN_S * scale, Rung.WARN),
+            (GRACE_S, Rung.INTERRUPT),
+            (ABORT_S, Rung.ABORT),
+            (AGAIN_S, Rung.AGAIN),
+            (WARN_S, Rung.WARN),
         ]
-        self.kills_after_s = (KILL_S - WARN_S) * scale  # from the warning on
         self._began: float | None = None
         self._presses_before = 0  # that came before the warning
         self._has_heard = False
@@ -75,7 +70,7 @@ class Ladder:
             steps.append(self._later.pop(0)[1])
         if Rung.WARN in steps:
             self._presses_before = presses
-            self._later = [(now - self._began + self.kills_after_s, Rung.KILL)]
+            self._later = [(now - self._began + KILL_S - WARN_S, Rung.KILL)]
         return steps
 
 
@@ -96,12 +91,9 @@ class Freeing:
     ) -> None:
         self.freed_at: float | None = None
         self.has_aborted = False
-        self._all_ranks = all_ranks
-        self._ranks = ranks
-        self._number = number
-        self._notice = on_notice
-        self._is_task = is_task
-        self._ladder = Ladder(all_ranks.ladder_scale)
+        self._all_ranks, self._ranks, self._number = all_ranks, ranks, number
+        self._notice, self._is_task = on_notice, is_task
+        self._ladder = Ladder()
         self._killed_at: float | None = None
         self._answers: dict[int, Future[Answer[Location]]] | None = None
 
@@ -111,11 +103,7 @@ class Freeing:
         return {rank: was for rank, was in self._found().items() if not was.idle}
 
     def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
-        """Do what is due about the ranks that still run.
-
-        Args:
-            presses: how often the user has asked for the end.
-        """
+        """Do what is due about the ranks that still run; `presses`: see `Ladder.due`."""
         for rung in self._ladder.due(now, presses):
             if self._answers is None:  # before the first is freed, which frees its peers
                 self._notice(None)  # what was told is being ended
@@ -139,11 +127,10 @@ class Freeing:
             self.freed_at = self.freed_at or time.time()
             self._all_ranks.engines.interrupt(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
-            if self._is_task:  # it waits in no collective
-                return
             found = self._found()
             is_through = len(found) == len(pending) and all(was.idle for was in found.values())
-            if not is_through:  # else they may still report their errors
+            # One that is through it may still report its error; a task waits in no collective.
+            if not (is_through or self._is_task):
                 self.has_aborted = True
                 again = numbers if rung is Rung.AGAIN else {}
                 # Of those too that have ended: a peer's may continue with one that is through it.
@@ -151,7 +138,7 @@ class Freeing:
         elif rung is Rung.WARN:
             self._notice(
                 f"rank {', '.join(map(str, pending))} does not respond to the interrupt. In "
-                f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables "
+                f"{KILL_S - WARN_S:.0f} s it is killed and replaced, and its variables "
                 "are lost. Stop once more to do it now."
             )
         else:

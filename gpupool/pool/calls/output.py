@@ -1,18 +1,23 @@
-"""What the ranks show while a call runs, and later: kept, bounded, masked. Runs on the client."""
+"""What the ranks of a call show (kept, bounded, masked), and what it gives. Runs on the client."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpupool.core.errors import PoolError
+from gpupool.core.formatting import rank_count
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
+from gpupool.core.wire.pickles import unpack
+from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.pool.engines.iopub import unheard_output
 
 HEAD_CHARS = 200_000  # per rank and call, of the beginning: a notebook keeps all results (`Out`)
 LAST_CHARS = 800_000  # and of the end; what lies between is dropped
+SHOWN = (*STREAMS, OutputKind.DISPLAY, OutputKind.RESULT)  # what takes the place of cleared output
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
 
 
@@ -43,7 +48,7 @@ class RankOutput:
             self._update_display(content)
         elif kind is OutputKind.CLEAR and content.get("wait"):
             self.clears = True
-        elif kind is OutputKind.CLEAR or self.clears:
+        elif kind is OutputKind.CLEAR or (self.clears and kind in SHOWN):
             self.clear()
         if kind in STREAMS:
             self._texts.append(content)
@@ -97,7 +102,6 @@ class RankOutput:
         return head, gap if self._num_left_out else "", tail
 
     def _update_display(self, content: Mapping[str, Any]) -> None:
-        """Put a mime bundle in the place of those of its name."""
         new = {key: content.get(key) or {} for key in ("data", "metadata")}
         for display in self.displays:
             if display["display_id"] == _name(content):
@@ -123,8 +127,7 @@ class OutputRecorder:
     ) -> None:
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._redactors = {(rank, stream): Redactor(hidden) for rank in ranks for stream in STREAMS}
-        self._hidden = hidden
-        self._listener = listener
+        self._hidden, self._listener = hidden, listener
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, kind: OutputKind, content: Any) -> None:
@@ -132,8 +135,6 @@ class OutputRecorder:
         with self._lock:
             if kind in STREAMS:
                 self._add(rank, kind, self._redactors[rank, kind].feed(content))
-            elif kind is OutputKind.EVENTS:
-                self._listener(rank, kind, redact_all(content, self._hidden))
             else:
                 self._add(rank, kind, redact_all(content, self._hidden))
 
@@ -152,7 +153,79 @@ class OutputRecorder:
         if kind in STREAMS and not content:
             return
         output = self.outputs[rank]
-        if output.clears and kind not in (OutputKind.CLEAR, OutputKind.UPDATE):
+        if output.clears and kind in SHOWN:
             self._listener(rank, OutputKind.CLEAR, {"wait": False})
         output.add(kind, content)
         self._listener(rank, kind, content)
+
+
+class SpmdResult(Mapping[int, Any]):
+    """One value per rank, and what each printed.
+
+    `result[rank]` is the function's return value, or the value of the cell's last expression;
+    `outputs[rank]` is what the rank has shown. `cell_number` is the notebook's number of the cell,
+    None for what is no cell of it.
+    """
+
+    def __init__(
+        self,
+        replies: Mapping[int, CodeReply],
+        outputs: Mapping[int, RankOutput],
+        elapsed_s: float,
+        cell_number: int | None = None,
+    ) -> None:
+        self.elapsed_s = elapsed_s
+        self.cell_number = cell_number
+        # The notebook's number of the cell that has shown it, and what of it; set by a view.
+        self.shown: tuple[int, Any] = (-1, "nothing")
+        self.outputs = dict(sorted(outputs.items()))
+        self._replies = dict(sorted(replies.items()))
+        self._values: dict[int, Any] = {}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that ran."""
+        return tuple(self._replies)
+
+    def __getitem__(self, rank: int) -> Any:
+        if rank not in self._values:
+            reply = self._reply(rank)
+            if reply.packed is None and reply.text:
+                raise PoolError(
+                    f"the value of rank {rank} stays there: it cannot be pickled, or is larger "
+                    "than a cell sends along. Its text is result.value_text(rank); pool.run with a "
+                    "function returns values of any size.",
+                    ranks=[rank],
+                )
+            self._values[rank] = unpack(reply.packed) if reply.packed else None
+        return self._values[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._replies)
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def text(self, rank: int) -> str:
+        """What the rank printed, stdout and stderr together, also after the call had ended."""
+        self._reply(rank)
+        return self.outputs[rank].text
+
+    def value_text(self, rank: int) -> str:
+        """The repr of the rank's value; empty where it is None."""
+        return self._reply(rank).text
+
+    def rank_elapsed_s(self, rank: int) -> float:
+        """Seconds the code took on the rank."""
+        return self._reply(rank).elapsed_s
+
+    def _reply(self, rank: int) -> CodeReply:
+        if rank not in self._replies:
+            listed = ", ".join(map(str, self._replies))
+            raise PoolError(
+                f"rank {rank} did not take part in this run; these did: {listed}.", ranks=[rank]
+            )
+        return self._replies[rank]
+
+    def __repr__(self) -> str:
+        return f"SpmdResult({rank_count(len(self))}, {self.elapsed_s:.2f} s)"

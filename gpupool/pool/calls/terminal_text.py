@@ -22,14 +22,11 @@ def as_shown(text: str) -> str:
     >>> as_shown("waits\nalso\r\x1b[2K\x1b[1A\x1b[2Kends\n")  # as rich draws
     'ends\n'
     """
-    if "\r" in text:
-        text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n")
     if goes_up(text):
         text = "\n".join(on_screen(text).lines)
     elif "\r" in text:
         text = "\n".join(line_as_shown(line) for line in text.split("\n"))
-    if "\x1b" not in text:
-        return text
     return CODES.sub(lambda code: code[0] if code[1] is not None else "", text)
 
 

@@ -92,13 +92,8 @@ class Forming:
             return True
         asked = self._engines.control(Counts(), ranks)
         done, late = wait_futures(asked.values(), timeout=_ANSWER_S)
-        counts = [future.result().found or {} for future in done]
-        return not late and all(
-            one.get(name, number) == number
-            for other in counts
-            for name, number in other.items()
-            for one in counts
-        )
+        counts = {pair for one in done for pair in (one.result().found or {}).items()}
+        return not late and len(counts) == len({group for group, _ in counts})
 
     def wait_until_gone(self, ranks: Sequence[int]) -> None:
         """Return when these ranks, which were killed, are known to be gone, or after `DIE_S`."""

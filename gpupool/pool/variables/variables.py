@@ -370,7 +370,7 @@ class Variables:
                 self.losses.note(name, {rank: True})
         bindings = self.bindings(shipment, [rank])[rank]
         call = RunTask(task.parcel.wire, task.parcel.sources, bindings=bindings)
-        execution = Execution(self._all_ranks, {rank: call}, on_output, starts=False)
+        execution = Execution(self._all_ranks, {rank: call}, on_output)
         execution.keeps = task, shipment
         return execution
 

@@ -76,7 +76,7 @@ LATER = "import threading\nlag.done.clear()\nthreading.Timer(0.5, lag.done.set).
 
 def test_a_cell_ends_when_its_device_does(behind: Pool) -> None:
     behind.run(LATER)
-    found = behind.begin("lag.done.is_set()", waits_for_gpu=False, **NOT_WAITING).result()
+    found = behind.begin("lag.done.is_set()", **NOT_WAITING).result()
     assert [reply.text for reply in found.values()] == ["True", "True"]
 
 

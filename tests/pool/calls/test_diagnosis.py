@@ -49,7 +49,7 @@ def found(*ranks: Observed) -> Diagnosis:
 
 
 def places(*ranks: Observed) -> dict[tuple[int, ...], tuple[str, str]]:
-    return {one.ranks: (one.doing, one.line) for one in found(*ranks).notice.places}
+    return {one.ranks: (one.doing, one.line) for one in found(*ranks).places}
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,6 @@ def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
 
 def test_ranks_of_each_host_stand_together_with_its_name() -> None:
     diagnosis = found(replace(WAITS, host="gpu1"), *[replace(FINISHED, host="gpu2")] * 2)
-    assert [(one.ranks, one.host) for one in diagnosis.notice.places] == [
-        ((0,), "gpu1"),
-        ((1, 2), "gpu2"),
-    ]
+    assert [(one.ranks, one.host) for one in diagnosis.places] == [((0,), "gpu1"), ((1, 2), "gpu2")]
     assert "rank 0 (gpu1) in all_reduce" in diagnosis.finding
-    assert ">1, 2 (gpu2)<" in notice_html(diagnosis.notice)
+    assert ">1, 2 (gpu2)<" in notice_html(diagnosis)
