@@ -24,15 +24,15 @@ from .core.options.training_options import TrainingOptions as TrainingOptions
 from .data.datastores.images import ImageDatastore as ImageDatastore
 from .data.datastores.tar import TarDatastore as TarDatastore
 from .data.segmentation.datastore import SegmentationDatastore as SegmentationDatastore
-from .engine.batches.share import Share as Share
+from .engine.batches.shares import Share as Share
 from .engine.checkpoint.networks import load as load
 from .engine.checkpoint.networks import load_weights as load_weights
 from .engine.checkpoint.networks import save as save
 from .engine.numerics.batch_norm import sync_batch_norm as sync_batch_norm
-from .engine.own_loop.metrics import Metrics as Metrics
 from .engine.own_loop.monitor import Monitor as Monitor
 from .engine.own_loop.monitor import monitor as monitor
 from .engine.own_loop.report import report as report
+from .engine.own_loop.sharding import Metrics as Metrics
 from .engine.own_loop.sharding import shard_batches as shard_batches
 from .engine.own_loop.sharding import weighted_loss as weighted_loss
 from .engine.training.callbacks import CallbackInfo as CallbackInfo

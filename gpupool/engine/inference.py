@@ -19,15 +19,13 @@ from gpupool.core.progress import progress
 from gpupool.core.wire.values import Job
 from gpupool.data.reading import loader
 from gpupool.data.reading.inputs import of_inputs
-from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.trees import tensors
 from gpupool.engine.batches.form import form_of, main_output
-from gpupool.engine.batches.share import Share, num_samples
+from gpupool.engine.batches.shares import Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import received
 from gpupool.engine.metrics.evaluation import Evaluation, each_share
-from gpupool.engine.metrics.metrics import make_metrics
-from gpupool.engine.metrics.named import labelled, likeliest
+from gpupool.engine.metrics.metrics import labelled, likeliest, make_metrics
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss, require_outputs
 from gpupool.engine.process import pool_folder
 
@@ -63,8 +61,8 @@ def evaluate(sent: Job) -> dict[str, float]:
     metrics = make_metrics(job.metrics, scored=loss.scored, ignored=loss.ignored)
     found = Evaluation(loss, world, job.options, metrics)
     _pass(job, world, found.add)
-    values = found.values()
-    return values.metrics if job.loss is None else {"loss": values.loss, **values.metrics}
+    mean_loss, _, _, values = found.values()
+    return values if job.loss is None else {"loss": mean_loss, **values}
 
 
 def confusion(sent: Job) -> list[list[int]] | None:
@@ -98,8 +96,7 @@ def _pass(job: InferenceJob, world: World, use: Callable[[Any, Share], object]) 
     # Without a loss, a network may want to see its labels.
     form = form_of(model, NO_LOSS if job.loss is None else job.loss, job.options)
     # The normalization that the network was trained with; a data set may ask for one itself.
-    known = job.network and job.network.normalization
-    scaling = Normalization(*known) if known else None
+    scaling = job.network.normalization if job.network else None
     with progress("samples", num_samples(job.dataset) or None, "samples") as bar:
         each_share(model, job.dataset, world, job.options, use, bar, scaling, form)
 

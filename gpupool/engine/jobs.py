@@ -23,7 +23,7 @@ from gpupool.core.wire.values import Job
 from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import Unpickler, find_modules
 from gpupool.engine.group.forming import World
-from gpupool.engine.numerics.determinism import deterministic
+from gpupool.engine.numerics.forward import deterministic
 from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.process import pool_folder, this_rank

@@ -25,7 +25,7 @@ from gpupool import (
     TrainingResult,
 )
 from gpupool.core.network import NetworkInfo, give
-from tests.engine.metrics.tables import Table
+from tests.engine.training.vectors import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights

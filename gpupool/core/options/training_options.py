@@ -184,7 +184,8 @@ class TrainingOptions(Options):
     """Newest checkpoints that are kept."""
     resume: str | bool = option(False, checks.flag_or_folder)
     """"auto" resumes from the newest checkpoint in `checkpoint`, if there is one; True, if there is
-    none, is an error; the URL of one checkpoint resumes from that; False starts at step 0."""
+    none, is an error; a URL resumes from that checkpoint, or from the newest one in that folder;
+    False starts at step 0."""
     overwrite: bool = option(False, flag, _FOLDER)
     """Begins from scratch although `checkpoint` holds checkpoints of another training: these are
     removed when the first new one is complete, and nothing else is."""
@@ -227,7 +228,7 @@ explain(TrainingOptions)
 
 def _check_together(options: TrainingOptions) -> None:
     """Refuse options that exclude each other, or do nothing together."""
-    # The URL of a checkpoint names its own place.
+    # A URL names its own place.
     if options.resume in (True, "auto") and options.checkpoint is None:
         why = "while checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"
         raise without_effect(options, "resume", why)
@@ -265,6 +266,7 @@ def check_for(options: TrainingOptions, *, has_validation: bool, num_samples: in
         in_epochs = options.warmup is not None and warmup_of(options.warmup)[1] == "epoch"
         for name, is_so, meant in (
             ("workers", options.workers is not None, "each rank walks through all of it"),
+            ("on_error", options.on_error == "skip", "let it leave out what it cannot read"),
             ("schedule", is_curve, "give max_steps, or a callable"),
             ("warmup", in_epochs, "give a number of steps"),
         ):

@@ -66,35 +66,36 @@ class BatchForm:
         batch = (inputs, targets) if is_pair else inputs
         if self.targets == "batch":
             offered, target = inputs, batch
-            # torchvision's networks for detection and nanoGPT, forward(inputs, targets=None), give
-            # the loss of a pair.
-            names, required = self.parameters.names, self.parameters.required
-            wants_both = any(name in LABELS for name in names[1:2]) or (
-                len(required) == 2 and not (isinstance(inputs, (list, tuple, Mapping)))
-            )
-            if is_pair and self.gives_loss and self.inputs == "auto" and wants_both:
-                return Positions(batch), batch
         elif self.targets != "auto":
             place = targets if has_part(targets, self.targets) else batch
             target = part_of(place, self.targets, "the batch")
             offered = inputs if is_pair else _without(batch, self.targets)
         else:
             offered, target = (inputs, targets) if is_pair else self._split(batch)
-        if self.inputs == "auto":
-            chosen = self._chosen(offered, is_pair)
-        else:
+        if self.inputs != "auto":
             has_all = all(has_part(inputs, name) for name in self.inputs)
             place = inputs if has_all else batch
             parts = [part_of(place, name, "the batch") for name in self.inputs]
             if all(map(self._accepts, self.inputs)):
-                chosen = Keywords(zip(map(str, self.inputs), parts, strict=True))
+                chosen: Any = Keywords(zip(map(str, self.inputs), parts, strict=True))
             else:
                 chosen = parts[0] if len(parts) == 1 else Positions(parts)
+        elif is_pair and self.gives_loss and self._takes_both(inputs):
+            return Positions(batch), batch
+        else:
+            chosen = self._chosen(offered, is_pair)
         used = list(chosen.values()) if isinstance(chosen, Mapping) else chosen
         for part in [*used, target] if isinstance(used, (list, tuple)) else [target]:
             if isinstance(part, DataError):  # it stands for a column that cannot be collated
                 raise part
         return chosen, target
+
+    def _takes_both(self, inputs: Any) -> bool:
+        """Whether a network gives the loss of a pair, as torchvision's for detection and nanoGPT,
+        forward(inputs, targets=None)."""
+        names, required = self.parameters.names, self.parameters.required
+        is_one = not isinstance(inputs, (list, tuple, Mapping))
+        return any(name in LABELS for name in names[1:2]) or (len(required) == 2 and is_one)
 
     def _split(self, batch: Any) -> tuple[Any, Any]:
         """What is for the network, and the target, of a batch that is no pair."""

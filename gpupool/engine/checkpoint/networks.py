@@ -29,13 +29,7 @@ from gpupool.core.wire import state_dicts
 from gpupool.core.wire.pickles import copy_of
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.writable import Target
-from gpupool.engine.checkpoint.weights import (
-    check_stored,
-    copied,
-    cut,
-    problem_of,
-    read_without_code,
-)
+from gpupool.engine.checkpoint.weights import check_stored, copied, cut, problem_of, read_safely
 
 FORMAT = 2
 _NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
@@ -46,13 +40,10 @@ _FUNCTIONS = {f"{f.__module__}.{f.__name__}": f for f in (getattr(functional, n)
 _FUNCTIONS["functools.partial"] = functools.partial
 _one_at_a_time = threading.Lock()  # what torch allows a file, it allows all that are being loaded
 
+Url = str | os.PathLike[str]
 
-def save(
-    model: nn.Module,
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-) -> None:
+
+def save(model: nn.Module, url: Url, *, storage_options: Mapping[str, Any] | None = None) -> None:
     """Write a network with its weights, classes and normalization, in the place of an older file.
 
     `load` reads it; and so does `torch.load(url, weights_only=True)["state_dict"]`, without
@@ -75,10 +66,7 @@ def save(
 
 
 def load(
-    url: str | os.PathLike[str],
-    model: nn.Module | None = None,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
+    url: Url, model: nn.Module | None = None, *, storage_options: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """The network that `save` has written, on the CPU and in evaluation mode.
 
@@ -95,10 +83,7 @@ def load(
 
 
 def load_weights(
-    model: nn.Module,
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
+    model: nn.Module, url: Url, *, storage_options: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """A copy of `model` with the weights in a file: what `torch.save` made of a state dict, a
     checkpoint with one in it (also of `train`), or a file of safetensors.
@@ -111,9 +96,7 @@ def load_weights(
     return _filled(model, *_read(url, storage_options))
 
 
-def _place(
-    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
-) -> tuple[Target, str, str]:
+def _place(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Target, str, str]:
     """Folder and name of a file, and its printable URL; the query of a URL belongs to the name."""
     path, mark, query = os.fspath(url).partition("?")
     folder, slash, name = path.rpartition("/")
@@ -125,15 +108,13 @@ def _is_safetensors(name: str) -> bool:
     return name.partition("?")[0].endswith(".safetensors")
 
 
-def _read(
-    url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
-) -> tuple[Any, str]:
+def _read(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """What a file holds, on the CPU, and its printable URL."""
     target, name, shown = _place(url, storage_options)
     with progress(f"Loading {name.partition('?')[0]}"):
         content = target.read(FileRef(name, 0))
     if not _is_safetensors(name):
-        return read_without_code(content, shown, "weights"), shown
+        return read_safely(content, shown, "weights"), shown
     try:
         from safetensors.torch import load as from_bytes
     except ImportError:

@@ -45,7 +45,7 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
     return copies
 
 
-def read_without_code(content: bytes, shown: str, what: str) -> Any:
+def read_safely(content: bytes, shown: str, what: str) -> Any:
     """What `torch.save` made, on the CPU.
 
     Raises DataError, saying that `shown` holds no `what`, if it is anything else.

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpupool.core.network import Scaling
 from gpupool.core.options.datasets import NO_CLASS, in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress
-from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.engine.batches.form import BatchForm, called
 from gpupool.engine.batches.gathering import gathered
-from gpupool.engine.batches.share import Dataset, Share
-from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.shares import Dataset, Share, epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
 from gpupool.engine.numerics.forward import autocast
@@ -31,7 +30,7 @@ def each_share(
     options: TrainingOptions,
     use: Callable[[Any, Share], object],
     bar: Progress,
-    normalization: Normalization | None,
+    normalization: Scaling | None,
     form: BatchForm,
 ) -> None:
     """Call `use` with what the network gives for this rank's share of each batch, and the share.
@@ -56,15 +55,6 @@ def each_share(
             use(outputs, share)
             bar.advance(share.num_all)
             bar.tick()
-
-
-class Values(NamedTuple):
-    """Of the samples of all ranks; `accuracy` (0..1) is None where nothing has a class."""
-
-    loss: float
-    accuracy: float | None
-    num_samples: int
-    metrics: dict[str, float]
 
 
 class Evaluation:
@@ -93,40 +83,41 @@ class Evaluation:
             mean_loss = self._loss.mean(*of_all)
         if num:
             count = num if gathers else self._loss.num_counted(targets, num)
-            correct = count_correct(self._loss, outputs, targets, num) or (0, 0)
+            correct = count_correct(self._loss, outputs, targets, num)
             # A number of Python is multiplied there: its copy would wait for what is queued.
             one = self._sums.new_ones(())
             numbers = mean_loss.double() * count, count, *correct, num
             self._sums += torch.stack([one * number for number in numbers])
             self._metrics.update(outputs, targets)
 
-    def values(self) -> Values:
-        """Those of all ranks; every rank must call it, and gets the same."""
+    def values(self) -> tuple[float, float | None, int, dict[str, float]]:
+        """Loss, accuracy (0..1; None where nothing has a class), number of samples and metrics.
+
+        Of all ranks: every rank must call it, and gets the same.
+        """
         total, count, right, labeled, num = self._world.sum(self._sums).tolist()
         loss = quotient(total, count)
         metrics = self._metrics.compute(self._world)
-        return Values(
-            math.nan if loss is None else loss, quotient(right, labeled), int(num), metrics
-        )
+        return math.nan if loss is None else loss, quotient(right, labeled), int(num), metrics
 
 
 def count_correct(
     loss: Loss, outputs: Any, targets: Any, num_here: int
-) -> tuple[Tensor, Tensor | int] | None:
+) -> tuple[int | Tensor, int | Tensor]:
     """How many samples (or pixels) have their class right, and how many have one.
 
-    Numbers are not read from the device. None where outputs are not (N, C, ...) and targets
+    Numbers are not read from the device. 0 of 0 where outputs are not (N, C, ...) and targets
     integers (N, ...).
     """
     outputs, targets = loss.scored(outputs, targets)
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
-        return None
-    if targets.is_floating_point() or not fits_first(outputs, targets):
-        return None
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if not are_tensors or targets.is_floating_point() or not fits_first(outputs, targets):
+        return 0, 0
+    is_right = outputs.detach().argmax(1) == targets
     if targets.ndim == 1 and loss.ignored == NO_CLASS:  # as such a loss is over all samples
-        return (outputs.detach().argmax(1) == targets).sum(), num_here
+        return is_right.sum(), num_here
     counts = targets != loss.ignored
-    return ((outputs.detach().argmax(1) == targets) & counts).sum(), counts.sum()
+    return (is_right & counts).sum(), counts.sum()
 
 
 def quotient(total: float, count: float) -> float | None:

@@ -10,7 +10,7 @@ comes to it as no rows. torch has none for CPUs: there two sums over the ranks m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,20 +77,22 @@ class SyncBatchNorm(_BatchNorm):
     # that imports this module; this does when it is called.
     _apart = _disable_dynamo(_normalize)
 
-    def _by_sums(self, x: Tensor) -> Tensor:
+    def _by_sums(self, input: Tensor) -> Tensor:
         """As of one process with the rows of all ranks."""
-        dims = [dim for dim in range(x.ndim) if dim != 1]
-        here = x.new_full((1,), x.numel() / x.shape[1])
+        x = input.movedim(1, -1)  # the channels last
+        dims = list(range(x.ndim - 1))
+        here = x.new_full((1,), x.numel() / x.shape[-1])
         found = self._total(torch.cat([x.sum(dims), here]) * _counts)
         num = found[-1].detach()
         mean = found[:-1] / num.clamp(min=1)
-        apart = x - self._along(mean, x)
+        apart = x - mean
         var = self._total(apart.square().sum(dims) * _counts) / num.clamp(min=1)
         if self.running_mean is not None and num:
             self._track(mean.detach(), var.detach() * num / (num - 1).clamp(min=1))
         factor = torch.rsqrt(var + self.eps)
-        outputs = apart * self._along(factor if self.weight is None else factor * self.weight, x)
-        return outputs if self.bias is None else outputs + self._along(self.bias, x)
+        outputs = apart * (factor if self.weight is None else factor * self.weight)
+        outputs = outputs if self.bias is None else outputs + self.bias
+        return outputs.movedim(-1, 1).contiguous()
 
     def _total(self, own: Tensor) -> Tensor:
         if not dist.is_initialized() or dist.get_world_size(self.process_group) == 1:
@@ -107,10 +109,6 @@ class SyncBatchNorm(_BatchNorm):
         weight = 1 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
         self.running_var.lerp_(var.to(self.running_var.dtype), weight)
-
-    @staticmethod
-    def _along(channels: Tensor, x: Tensor) -> Tensor:
-        return channels.view(-1, *[1] * (x.ndim - 2))
 
 
 def sync_batch_norm(model: nn.Module) -> nn.Module:
@@ -150,3 +148,28 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Its batch norms, in order."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextmanager
+def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[None]:
+    """While this lasts, these batch norms are in evaluation mode.
+
+    With `only_single` those alone that get one value a channel, which has no variance: torch
+    refuses to train them on it.
+    """
+    norms = [norm for norm in norms if norm.training]
+    hooks = [norm.register_forward_pre_hook(_evaluate_single) for norm in norms if only_single]
+    for norm in norms:
+        norm.training = only_single
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm in norms:
+            norm.training = True
+
+
+def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    if inputs[0].numel() == inputs[0].shape[1]:
+        module.training = False

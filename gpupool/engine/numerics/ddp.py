@@ -10,32 +10,21 @@ import gc
 import inspect
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gpupool.core.errors import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.reading import shards
-from gpupool.engine.batches.share import Share
+from gpupool.engine.batches.shares import Share
 from gpupool.engine.group.forming import World
-from gpupool.engine.numerics.batch_norm import SyncBatchNorm, batch_norms, counting
-from gpupool.engine.numerics.forward import evaluating
+from gpupool.engine.numerics.batch_norm import SyncBatchNorm, batch_norms, counting, evaluating
 
 # torch 2.15 has another name for it, and warns of the old one.
 _PARAMETERS = inspect.signature(DistributedDataParallel).parameters
 _SHARE_BUFFERS = next(n for n in ("forward_sync_buffers", "broadcast_buffers") if n in _PARAMETERS)
-# What gloo and NCCL have a name for; complex numbers DDP views as real ones.
-_CAN_SEND = {
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-    *(torch.complex128, torch.complex64, torch.complex32),
-    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
-}
 
 
 def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn.Module:
@@ -43,19 +32,10 @@ def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn
 
     All ranks then have the parameters of the first one. Buffers are made those of the first rank in
     each step only if some belong to other modules than batch norms: what these keep changes no
-    outputs in training, see `share_statistics`.
-
-    Raises TrainingError, on every rank, if the network has numbers that DDP cannot send.
+    outputs in training, see `share_buffers`.
     """
     if world.size == 1:
         return model
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
-        if tensor.dtype not in _CAN_SEND:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise TrainingError(
-                f"{name} of the network holds numbers of the format {kind}, which ranks cannot "
-                "exchange: store them as int32 or float32, or train on one rank."
-            )
     if find_unused:
         gc.collect()  # the earlier wrapper would still take gradients away
     in_norms = {id(one) for norm in batch_norms(model) for one in norm.buffers()}
@@ -68,14 +48,9 @@ def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn
     )
 
 
-def share_statistics(model: nn.Module, world: World, rank: int = 0) -> None:
-    """Give every rank the buffers of one of them: the statistics of "local" batch norms."""
-    _share(model.buffers(), world, rank)
-
-
-def _share(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
-    """Give every rank what these tensors hold on one of them."""
-    own = list(tensors) if world.size > 1 else []
+def share_buffers(buffers: Iterable[Tensor], world: World, rank: int = 0) -> None:
+    """Give every rank what these hold on one of them: the statistics of "local" batch norms."""
+    own = list(buffers) if world.size > 1 else []
     if not own:
         return
     with torch.no_grad():
@@ -101,7 +76,6 @@ class StepBuffers:
         self._norms = batch_norms(model)
         self.is_synced = any(isinstance(norm, SyncBatchNorm) for norm in self._norms)
         self._is_local = options.batch_norm != "frozen" and not self.is_synced
-        self._has_buffers = any(True for _ in model.buffers())
         self._may_be_single = False  # this share has fewer samples than usual
 
     def trouble(self, num_samples: int) -> str:
@@ -128,8 +102,8 @@ class StepBuffers:
         """
         is_smaller = share.num_all < self._options.batch_size
         self._may_be_single = is_smaller or bool(share.skipped)
-        if self._norms and self._is_local and (is_smaller or self._options.on_error == "skip"):
-            _share([one for norm in self._norms for one in norm.buffers()], self._world)
+        if self._is_local and (is_smaller or self._options.on_error == "skip"):
+            share_buffers((one for norm in self._norms for one in norm.buffers()), self._world)
 
     def batch_norm_context(self, num_here: int) -> AbstractContextManager[Any]:
         """A placeholder leaves no trace in batch norms, nor does a sample that is one value."""
@@ -143,9 +117,6 @@ class StepBuffers:
 
     def after_backward(self, share: Share) -> None:
         """Rank 0's buffers are saved: where it has no samples, those of the first rank that has."""
-        if self._has_buffers and share.num_all < self._world.size:
-            # Computed, not asked of the others: shares follow from the numbers alone.
-            batch, size = np.arange(share.num_all), self._world.size
-            rank = next(rank for rank in range(size) if len(shards.shard(batch, rank, size)))
-            if rank:
-                share_statistics(self._model, self._world, rank)
+        # Computed, not asked of the others: shares follow from the numbers alone, see `shard`.
+        if first := -(-self._world.size // share.num_all) - 1:
+            share_buffers(self._model.buffers(), self._world, first)

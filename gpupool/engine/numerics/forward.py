@@ -1,9 +1,10 @@
-"""A forward pass: its random numbers, its precision, and what it changes. Runs on engines."""
+"""A forward pass: its random numbers, its precision, what it changes; and whether it is the same to
+the last bit each time. Runs on engines."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -29,6 +30,7 @@ class ForwardState:
         ]
         self._buffers: list[Tensor] = []
         self._saved: list[Tensor] = []
+        self._is_known = False
 
     def save(self) -> None:
         """Keep a copy of what it is now, on its device, in the place of the one before."""
@@ -38,9 +40,16 @@ class ForwardState:
             self._saved = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
         _copy_to(self._saved, buffers)
+        self._is_known = True
+
+    def forget(self) -> None:
+        """What was changed since then is to stay."""
+        self._is_known = False
 
     def restore(self) -> None:
-        """Make it what was saved last."""
+        """Make it what was saved last, unless that was forgotten."""
+        if not self._is_known:
+            return
         _copy_to(self._buffers, self._saved)
         for (module, name), buffer in zip(self._places, self._buffers, strict=True):
             setattr(module, name, buffer)
@@ -73,33 +82,30 @@ def step_key(seed: int, rank: int, step: int) -> int:
     return key_of(seed, rank, step, what=b"step")
 
 
-@contextmanager
-def evaluating(norms: Sequence[nn.Module], *, only_single: bool) -> Iterator[None]:
-    """While this lasts, these batch norms are in evaluation mode.
-
-    With `only_single` those alone that get one value a channel, which has no variance: torch
-    refuses to train them on it.
-    """
-    norms = [norm for norm in norms if norm.training]
-    hooks = [norm.register_forward_pre_hook(_evaluate_single) for norm in norms if only_single]
-    for norm in norms:
-        norm.training = only_single
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for norm in norms:
-            norm.training = True
-
-
-def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].numel() == inputs[0].shape[1]:
-        module.training = False
-
-
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Inside, networks compute mixed in "bf16" or "fp16"; in "float32", as they are."""
     if precision not in _DTYPES:
         return nullcontext()
     return torch.autocast(device.type, _DTYPES[precision])
+
+
+@contextmanager
+def deterministic(is_asked: bool) -> Iterator[None]:
+    """While this lasts, torch computes the same from the same numbers, or raises RuntimeError.
+
+    A CPU does in any case; on a GPU some kernels add in the order in which threads come. cuBLAS
+    reads CUBLAS_WORKSPACE_CONFIG once: each engine with a GPU has it from the start, by
+    `engine_environment` in pool/launchers/processes.py, which costs some MiB and no time.
+    """
+    cudnn = torch.backends.cudnn
+    was = torch.are_deterministic_algorithms_enabled()
+    warned_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    settings = cudnn.deterministic, cudnn.benchmark
+    try:
+        if is_asked:
+            torch.use_deterministic_algorithms(True)
+            cudnn.deterministic, cudnn.benchmark = True, False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was, warn_only=warned_only)
+        cudnn.deterministic, cudnn.benchmark = settings

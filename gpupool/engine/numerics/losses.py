@@ -47,17 +47,31 @@ def _scored(outputs: Any, targets: Any) -> tuple[Any, Any]:
 class Loss:
     """What training needs of a loss.
 
-    `mean` gives the mean over what counts, one number, 0 if nothing does. `num_counted` gives over
-    how much, of `targets` and the number of samples that are here: that number itself, or float64
-    on the device, from which it is not read. `scored` gives the output and the targets that
-    accuracy and metrics without a name of an output mean. `ignored` is the class in targets that
-    means none.
+    `mean` gives the mean over what counts, one number, 0 if nothing does. `counts`: see
+    `num_counted`. `scored` gives the output and the targets that accuracy and metrics without a
+    name of an output mean. `ignored` is the class in targets that means none.
     """
 
     mean: Callable[[Any, Any], Tensor]
-    num_counted: Callable[[Any, int], int | Tensor] = lambda targets, num_here: num_here
+    counts: Callable[[Any, int], int | Tensor] = lambda targets, num_here: num_here
     scored: Callable[[Any, Any], tuple[Any, Any]] = _scored
     ignored: int = NO_CLASS
+
+    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
+        """Over how much it is a mean, where so many samples are here; 0 of a placeholder.
+
+        That number itself, or a float64 of its own on the device, from which it is not read.
+        """
+        return self.counts(targets, num_here) * (num_here > 0)
+
+
+def _nothing(outputs: Any, targets: Any) -> Tensor:
+    first = first_tensor(outputs)
+    return torch.zeros((), device="cpu" if first is None else first.device)
+
+
+NO_LOSS = Loss(_nothing)
+"""Where only metrics are wanted."""
 
 
 def make_loss(
@@ -76,11 +90,10 @@ def make_loss(
 
     Raises TrainingError for what is none, or no mean over the samples.
     """
+    shifts = _predicts_next(model)
     if loss in ("output", None):
-        shifts = _predicts_next(model)
         scored = partial(_scores_and_labels, shifts=shifts)
-        counts = partial(_counted, weight, shifts)
-        return Loss(_given_loss, counts, scored)
+        return Loss(_given_loss, partial(_counted, weight, shifts), scored)
     check_loss(loss)
     if weight is not None and (not callable(loss) or type(loss).__module__.startswith("torch.nn.")):
         raise TrainingError(
@@ -96,18 +109,8 @@ def make_loss(
         mean = _ClassMean(loss, num_classes)
         return Loss(mean, mean.num_counted, _scored_classes, mean.ignored)
     if type(loss) in _OF_NUMBERS:
-        return Loss(partial(_of_numbers, loss))
-    counts = partial(_counted, weight or "samples", _predicts_next(model))
-    return Loss(partial(_one_number, loss), counts)
-
-
-def _nothing(outputs: Any, targets: Any) -> Tensor:
-    first = first_tensor(outputs)
-    return torch.zeros((), device="cpu" if first is None else first.device)
-
-
-NO_LOSS = Loss(_nothing)
-"""Where only metrics are wanted."""
+        return Loss(lambda outputs, targets: loss(*aligned(only_output(outputs), targets)))
+    return Loss(partial(_one_number, loss), partial(_counted, weight or "samples", shifts))
 
 
 def add_gradient(loss: Tensor) -> None:
@@ -124,7 +127,7 @@ def add_gradient(loss: Tensor) -> None:
         ) from None
 
 
-# ---- classes and numbers: torch's modules -------------------------------------------------------
+# ---- outputs and targets that fit ---------------------------------------------------------------
 
 
 def fits_first(outputs: Any, targets: Any) -> bool:
@@ -136,21 +139,17 @@ def fits_first(outputs: Any, targets: Any) -> bool:
     )
 
 
-def fits_last(outputs: Any, targets: Any) -> bool:
-    """Whether outputs (N, ..., C) are, as transformers for text give them: (N, tokens, C)."""
-    return bool(outputs.ndim > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1)
-
-
 def classes_first(outputs: Any, targets: Any) -> Any:
-    """Outputs as torch's losses take them: (N, C, ...); as they are where both ways fit."""
-    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-    if are_tensors and fits_last(outputs, targets) and not fits_first(outputs, targets):
-        return outputs.movedim(-1, 1)
+    """Outputs as torch's losses take them: (N, C, ...).
+
+    Transformers for text give (N, tokens, C) for targets (N, tokens). Where both ways fit, they are
+    as they are.
+    """
+    if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 2:
+        fits_last = outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1
+        if fits_last and not fits_first(outputs, targets):
+            return outputs.movedim(-1, 1)
     return outputs
-
-
-def _scored_classes(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    return classes_first(main_output(outputs), targets), targets
 
 
 def require_outputs(outputs: Any, num_classes: int) -> None:
@@ -177,6 +176,42 @@ def only_output(outputs: Any) -> Tensor:
     return outputs
 
 
+def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets as numbers of the same shape; outputs may have a last dimension of 1.
+
+    Raises TrainingError if they differ otherwise: torch would compare each with each.
+    """
+    if outputs.shape == (*targets.shape, 1):
+        outputs = outputs.squeeze(-1)
+    elif targets.shape == (*outputs.shape, 1):
+        targets = targets.squeeze(-1)
+    if outputs.shape != targets.shape:
+        shapes = [" x ".join(map(str, one.shape)) or "one number" for one in (outputs, targets)]
+        raise TrainingError(
+            f"the network gives {shapes[0]}, the targets are {shapes[1]}: they must have the same "
+            "shape."
+        )
+    return outputs, targets.to(outputs.dtype)
+
+
+# ---- torch's modules ----------------------------------------------------------------------------
+
+
+def _check_module(loss: nn.Module) -> None:
+    name, reduction = type(loss).__name__, getattr(loss, "reduction", "mean")
+    if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
+        raise TrainingError(
+            f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
+            "on several ranks needs: leave reduction out."
+        )
+    trains = [key for key, parameter in loss.named_parameters() if parameter.requires_grad]
+    if trains:
+        raise TrainingError(
+            f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
+            "them a part of the model, and give a loss that takes them from its outputs."
+        )
+
+
 class _ClassMean:
     """Cross entropy: a mean over samples, or pixels of a class, each as much as its class weighs.
 
@@ -192,7 +227,6 @@ class _ClassMean:
         self._settings = {"label_smoothing": smoothing} if smoothing else {}
 
     def num_counted(self, targets: Tensor, num_here: int) -> int | Tensor:
-        """Over how much it is a mean, see `Loss`."""
         if targets.is_floating_point():  # probabilities of the classes
             return num_here
         if targets.ndim == 1 and self.weight is None and self.ignored == NO_CLASS:
@@ -201,7 +235,7 @@ class _ClassMean:
         if self.weight is not None:
             # `where`: the class that is ignored is no index of the weights.
             counts = self.weight.double()[targets.where(counts, 0)] * counts
-        return counts.sum(dtype=torch.float64) * (num_here > 0)
+        return counts.sum(dtype=torch.float64)
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         outputs = classes_first(only_output(outputs), targets)
@@ -224,42 +258,8 @@ class _ClassMean:
         return total / (count if isinstance(count, int) else count.where(count > 0, 1).to(total))
 
 
-def _of_numbers(loss: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
-    mean: Tensor = loss(*aligned(only_output(outputs), targets))
-    return mean
-
-
-def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets as numbers of the same shape; outputs may have a last dimension of 1.
-
-    Raises TrainingError if they differ otherwise: torch would compare each with each.
-    """
-    if outputs.shape == (*targets.shape, 1):
-        outputs = outputs.squeeze(-1)
-    elif targets.shape == (*outputs.shape, 1):
-        targets = targets.squeeze(-1)
-    if outputs.shape != targets.shape:
-        shapes = [" x ".join(map(str, one.shape)) or "one number" for one in (outputs, targets)]
-        raise TrainingError(
-            f"the network gives {shapes[0]}, the targets are {shapes[1]}: they must have the same "
-            "shape."
-        )
-    return outputs, targets.to(outputs.dtype)
-
-
-def _check_module(loss: nn.Module) -> None:
-    name, reduction = type(loss).__name__, getattr(loss, "reduction", "mean")
-    if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
-        raise TrainingError(
-            f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
-            "on several ranks needs: leave reduction out."
-        )
-    trains = [key for key, parameter in loss.named_parameters() if parameter.requires_grad]
-    if trains:
-        raise TrainingError(
-            f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
-            "them a part of the model, and give a loss that takes them from its outputs."
-        )
+def _scored_classes(outputs: Any, targets: Any) -> tuple[Any, Any]:
+    return classes_first(main_output(outputs), targets), targets
 
 
 # ---- a function of the user's ------------------------------------------------------------------
@@ -309,21 +309,49 @@ class _Paired(TorchFunctionMode):
         return found
 
 
-# ---- a loss that the network gives, and over how much a loss is a mean ------------------------
+def _counted(weight: Any, shifts: bool, targets: Any, num_here: int) -> int | Tensor:
+    """What `TrainingOptions.weight` counts; None: labels of tokens where there are, else samples.
+
+    `shifts`: the loss leaves the first label of each sample out.
+    """
+    if weight == "samples":
+        return num_here
+    if callable(weight):
+        number, first = weight(targets), first_tensor(targets)
+        device = getattr(number if isinstance(number, Tensor) else first, "device", None)
+        found = torch.as_tensor(number, dtype=torch.float64, device=device)
+        if found.ndim:
+            raise TrainingError(f"weight= gave shape {tuple(found.shape)}, not one number.")
+        return found
+    must_be = weight == "tokens"
+    labels = targets if isinstance(targets, Tensor) and must_be else label_of(targets)
+    is_tensor = isinstance(labels, Tensor)
+    if is_tensor and (must_be or (labels.ndim == 2 and not labels.is_floating_point())):
+        return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
+    if must_be:
+        raise TrainingError(
+            "weight='tokens' counts labels that are not -100, and the batch has no tensor of "
+            "labels: give a function that counts, weight=lambda batch: ..."
+        )
+    return num_here
+
+
+# ---- a loss that the network gives -------------------------------------------------------------
 
 
 def _given_loss(outputs: Any, batch: Any) -> Tensor:
     """A number; what is called "loss"; of several numbers by name, as detection has, their sum."""
-    is_named, parts = isinstance(outputs, Mapping), [outputs]
     if has_part(outputs, "loss"):
-        parts = [part_of(outputs, "loss").mean()]
-    elif isinstance(outputs, (Mapping, tuple)):
+        mean: Tensor = part_of(outputs, "loss").mean()
+        return mean
+    is_named, parts = isinstance(outputs, Mapping), [outputs]
+    if isinstance(outputs, (Mapping, tuple)):
         parts = list(outputs.values() if isinstance(outputs, Mapping) else outputs)
     numbers = [part for part in parts if isinstance(part, Tensor) and not part.ndim]
+    if is_named and numbers and len(numbers) == len(parts):
+        return torch.stack(numbers).sum()
     # Of a tuple, (loss, logits) or (logits, loss), it is the first part, or the only number.
-    if numbers and (len(numbers) == len(parts) if is_named else numbers[0] is parts[0]):
-        return torch.stack(numbers).sum() if is_named else numbers[0]
-    if len(numbers) == 1 and not is_named:
+    if not is_named and numbers and (len(numbers) == 1 or numbers[0] is parts[0]):
         return numbers[0]
     names = f" of {', '.join(map(repr, outputs))}" if is_named else ""
     raise TrainingError(
@@ -354,30 +382,3 @@ def _predicts_next(model: nn.Module | None) -> bool:
     return getattr(model, "loss_type", None) == "ForCausalLM" or (
         hasattr(model, "loss_type") and is_named_so
     )
-
-
-def _counted(weight: Any, shifts: bool, targets: Any, num_here: int) -> int | Tensor:
-    """What `TrainingOptions.weight` counts; None: labels of tokens where there are, else samples.
-
-    `shifts`: the loss leaves the first label of each sample out.
-    """
-    if weight == "samples":
-        return num_here
-    if callable(weight):
-        number, first = weight(targets), first_tensor(targets)
-        device = getattr(number if isinstance(number, Tensor) else first, "device", None)
-        found = torch.as_tensor(number, dtype=torch.float64, device=device)
-        if found.ndim:
-            raise TrainingError(f"weight= gave shape {tuple(found.shape)}, not one number.")
-        return found
-    must_be = weight == "tokens"
-    labels = targets if isinstance(targets, Tensor) and must_be else label_of(targets)
-    is_tensor = isinstance(labels, Tensor)
-    if is_tensor and (must_be or (labels.ndim == 2 and not labels.is_floating_point())):
-        return (labels[:, 1:] if shifts else labels).ne(NO_CLASS).sum(dtype=torch.float64)
-    if must_be:
-        raise TrainingError(
-            "weight='tokens' counts labels that are not -100, and the batch has no tensor of "
-            "labels: give a function that counts, weight=lambda batch: ..."
-        )
-    return num_here

@@ -1,4 +1,4 @@
-"""The optimizer that options ask for, and its learning rates. Runs on engines."""
+"""The optimizer that options ask for. Runs on engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import nn
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
-from gpupool.core.options.schedule import lr_factor
 from gpupool.core.options.training_options import TrainingOptions
 
 Groups = list[dict[str, Any]]
@@ -51,20 +50,6 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         parameters = [p for group in groups for p in group["params"]]
         settings["fused"] = all(p.is_cuda and p.is_floating_point() for p in parameters)
     return kind(groups, options.lr, **settings)
-
-
-def set_learning_rates(
-    optimizer: torch.optim.Optimizer,
-    options: TrainingOptions,
-    step: int,
-    steps_per_epoch: int,
-    epoch: int,
-) -> float:
-    """Give each group the rate of this step; returns that of a group with factor 1."""
-    lr = options.lr * lr_factor(options, step, steps_per_epoch, epoch)
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-    return lr
 
 
 def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:

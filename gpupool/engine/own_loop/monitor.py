@@ -18,7 +18,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
@@ -105,20 +104,14 @@ class Monitor:
 
     def close(self) -> None:
         """Report what is left; every rank has to do it. The end of a `with` block does it."""
-        if self._closed:
-            return
-        self._closed = True
-        self._report("finished")
+        if not self._closed:
+            self._closed = True
+            self._report("finished")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         if error is None:
             self.close()
         elif not self._closed:
@@ -163,13 +156,12 @@ class Monitor:
         )
 
     def _require_known(self, names: Sequence[str] | Mapping[str, object]) -> None:
-        for name in names:
-            if name not in self._metrics:
-                known = ", ".join(map(repr, self._metrics))
-                raise OptionsError(
-                    f"{name!r} is no metric of this monitor, which has {known}; name it in "
-                    "gpupool.monitor(metrics=[...])."
-                )
+        for name in set(names).difference(self._metrics):
+            known = ", ".join(map(repr, self._metrics))
+            raise OptionsError(
+                f"{name!r} is no metric of this monitor, which has {known}; name it in "
+                "gpupool.monitor(metrics=[...])."
+            )
 
 
 def monitor(
@@ -203,13 +195,9 @@ def monitor(
 
 def _way_out() -> Callable[[MonitorEvent], None]:
     """To the notebook, from a cell on a pool; elsewhere to stderr."""
-    return (lambda event: emit([event])) if _is_engine() else MonitorLines(sys.stderr)
+    if "GPUPOOL_RANK" in os.environ:
+        from IPython.core.getipython import get_ipython
 
-
-def _is_engine() -> bool:
-    """Whether this process is an engine, and not one that an engine has started."""
-    if "GPUPOOL_RANK" not in os.environ:
-        return False
-    from IPython.core.getipython import get_ipython
-
-    return get_ipython() is not None
+        if get_ipython() is not None:  # else this is a process that an engine has started
+            return lambda event: emit([event])
+    return MonitorLines(sys.stderr)

@@ -33,10 +33,9 @@ from gpupool.core.options.datasets import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data import device as devices
 from gpupool.data.reading.shards import num_batches
-from gpupool.engine.batches.order import epoch_size
-from gpupool.engine.batches.share import Dataset, Share
-from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.shares import Dataset, Share, epoch_shares, num_samples
 from gpupool.engine.group.forming import World
+from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.numerics.batch_norm import counting
 from gpupool.engine.process import this_rank
 
@@ -72,7 +71,7 @@ class ShardedBatches:
     world: World
 
     def __len__(self) -> int:
-        num = epoch_size(self.dataset)
+        num = num_samples(self.dataset)
         if not num:
             raise TypeError("nobody knows how many batches there are: the stream has no len()")
         return num_batches(num - self.samples_done, self.options.batch_size)
@@ -151,3 +150,40 @@ def weighted_loss(
     counted = counted * (batch.num_here > 0)
     in_all = world.sum(counted.clone()).clamp(min=1)
     return mean_loss * (counted * world.size / in_all)
+
+
+class Metrics:
+    """Metrics that are those of one process with all samples, whatever share each rank has.
+
+        for batch in gpupool.shard_batches(held_out, 256, shuffle=False):
+            metrics.update(model(batch.inputs), batch)
+        metrics.compute()        # {'accuracy': 0.93, 'f1': 0.91}, on every rank
+
+    Args:
+        metrics: as for `gpupool.evaluate`.
+        group: the ranks whose samples are put together; all unless given.
+
+    Raises:
+        TrainingError: an unknown name, or two metrics of the same one.
+    """
+
+    def __init__(self, metrics: Any, *, group: dist.ProcessGroup | None = None) -> None:
+        self._world = world_of(group)
+        self._metrics = make_metrics(metrics)
+
+    def update(self, outputs: Any, batch: Share) -> None:
+        """Add what the network gave for a batch of `shard_batches`."""
+        if batch.num_here:  # a placeholder's network still has to run: batch norms may wait for it
+            self._metrics.update(outputs, batch.targets)
+
+    def compute(self) -> dict[str, float]:
+        """The values over what all ranks have seen; every rank has to call this.
+
+        Raises:
+            TrainingError: on every rank, if one cannot be computed.
+        """
+        return self._metrics.compute(self._world)
+
+    def reset(self) -> None:
+        """Forget everything: a pass over the data begins."""
+        self._metrics.reset()

@@ -10,8 +10,6 @@ from torch import nn
 from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.engine.training.run import Run
 
-EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
-
 
 @dataclass(frozen=True, slots=True)
 class CallbackInfo:

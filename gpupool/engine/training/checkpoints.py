@@ -31,16 +31,10 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import progress
 from gpupool.core.wire import events, state_dicts
 from gpupool.data.stores.writable import Target
-from gpupool.engine.batches.share import Dataset, num_samples
-from gpupool.engine.checkpoint.weights import (
-    check_stored,
-    copying,
-    cut,
-    problem_of,
-    read_without_code,
-)
+from gpupool.engine.batches.shares import Dataset, num_samples
+from gpupool.engine.checkpoint.weights import check_stored, copying, cut, problem_of, read_safely
 from gpupool.engine.group.forming import World
-from gpupool.engine.training.event_log import EventLog
+from gpupool.engine.training.reports import EventLog
 from gpupool.engine.training.run import Run
 
 FORMAT = "4"
@@ -83,8 +77,8 @@ class Checkpoints:
         be mixed up with.
         """
         self.target.check()
-        ends = {name: self.target.end(name, len(_MARK)) for name in self.names()}
-        own = {name for name in ends if ends[name] == _MARK and name not in self.passed_over}
+        is_ours = {name: self.target.end(name, len(_MARK)) == _MARK for name in self.names()}
+        own = {name for name in is_ours if is_ours[name] and name not in self.passed_over}
         self._replaced = {name for name in own if step_of(name) > step}
         self._own = own - self._replaced
         if self._replaced and not overwrite:
@@ -158,7 +152,7 @@ class Checkpoints:
 
         Raises DataError where one would have to run code to be read, and no other can be loaded.
         """
-        self.passed_over, hostile = {}, None
+        self.passed_over = {}
         for name in reversed(self.names()):
             try:
                 return name, self.load(name)
@@ -166,16 +160,16 @@ class Checkpoints:
                 if error.kind not in ("damaged", "not safe"):
                     raise
                 self.passed_over[name] = error
-                hostile = error if error.kind == "not safe" else hostile
-        if hostile is not None:
-            raise hostile
+        hostile = [error for error in self.passed_over.values() if error.kind == "not safe"]
+        if hostile:
+            raise hostile[-1]
         return None
 
     def load(self, name: str) -> dict[str, Any]:
         """The state in the checkpoint of this name; tensors on the CPU. Raises DataError."""
         content, url, found = self.target.get(name), self.target.name(name), None
         if _is_whole(content):
-            found = read_without_code(content, url, "state of a training")
+            found = read_safely(content, url, "state of a training")
         if not isinstance(found, dict):
             what = f"{url} is cut short, damaged, or no checkpoint of gpupool; take another one"
             raise DataError(what, "damaged", url=url)
@@ -207,23 +201,6 @@ def _is_whole(content: bytes) -> bool:
 # ---- the state of a training -----------------------------------------------------------------
 
 
-def _identity(run: Run, dataset: Dataset) -> dict[str, str]:
-    """What makes the order of the samples, and the kind of training: what must be as before."""
-    options, num = run.options, num_samples(dataset)
-    numbers: Any = options.weights  # one for each sample: too many to be kept
-    is_cut_anew = hasattr(dataset, "epoch_order")  # for each size of a batch
-    return {name: repr(getattr(options, name)) for name in ("seed", "shuffle", "normalize")} | {
-        "format": FORMAT,
-        "data": f"{num:,} samples" if num else "a stream",
-        "classes": ", ".join(map(str, getattr(dataset, "classes", None) or ())),
-        "batch_size": str(options.batch_size) if is_cut_anew else "any",
-        "weights": "None" if numbers is None else f"others ({crc32(numbers):08x})",
-        "optimizer": options.optimizer if isinstance(options.optimizer, str) else "its own",
-        "precision='fp16'": str(run.scaler is not None),
-        "ema": str(run.ema is not None),
-    }
-
-
 class Saving:
     """The checkpoints of one training as `run.options` ask for them; without any it does nothing.
 
@@ -240,8 +217,6 @@ class Saving:
         if self._files is not None:
             run.reporter.news.append(self._files.news)
 
-    # ---- when
-
     def is_due(self, *, ends_epoch: bool) -> bool:
         """Whether a checkpoint is due after this step, as every rank knows."""
         if self._files is None or self._saved_step == self._run.step:
@@ -255,27 +230,6 @@ class Saving:
         if self._every_s is None or self._run.world.rank != 0:
             return False
         return time.monotonic() - self._saved_at >= self._every_s
-
-    def end(self, within_s: float | None = None) -> None:
-        """Save the last complete step, if it is not saved yet, and wait until all is written.
-
-        Also after an error, unless the optimizer was just changing weights: no other rank is asked
-        anything. What is not written `within_s` is reported, and may become complete later.
-        """
-        run, files = self._run, self._files
-        if files is None:
-            return
-        is_written = files.finish(within_s)
-        # Nothing is resumed from weights that are no numbers.
-        if is_written and run.step and run.is_step_complete and not run.has_diverged:
-            self.save()
-            is_written = files.finish(within_s)
-        run.reporter.emit_news()
-        if not is_written:
-            words = f"the last checkpoint is still being written after {within_s:g} s"
-            run.reporter.emit(events.WarningEvent("checkpoint", words, run.step))
-
-    # ---- what
 
     def save(self) -> None:
         """Begin to write `run`; the reporter has been flushed."""
@@ -295,15 +249,34 @@ class Saving:
             "ema": run.ema and run.ema.state_dict(),
         }
         fixed = {name: getattr(run, name) for name in _OF_RUN} | {
-            "training": _identity(run, self._dataset),
+            "training": self._identity(),
             "elapsed_s": reporter.elapsed_s,
-            "judge": run.early_stopping.state_dict(),
+            "judge": {"best": run.best, "num_worse": run.num_worse},
             "network": asdict(run.network),
             "told": self._event_log.state(),
             "last_step": reporter.last_step and asdict(reporter.last_step),
             "last_validation": reporter.last_validation and asdict(reporter.last_validation),
         }
         self._files.save(changing, run.step, fixed, run.completed.why_spoilt)
+
+    def end(self, within_s: float | None = None) -> None:
+        """Save the last complete step, if it is not saved yet, and wait until all is written.
+
+        Also after an error, unless the optimizer was just changing weights: no other rank is asked
+        anything. What is not written `within_s` is reported, and may become complete later.
+        """
+        run, files = self._run, self._files
+        if files is None:
+            return
+        is_written = files.finish(within_s)
+        # Nothing is resumed from weights that are no numbers.
+        if is_written and run.step and run.is_step_complete and not run.has_diverged:
+            self.save()
+            is_written = files.finish(within_s)
+        run.reporter.emit_news()
+        if not is_written:
+            words = f"the last checkpoint is still being written after {within_s:g} s"
+            run.reporter.emit(events.WarningEvent("checkpoint", words, run.step))
 
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
@@ -325,11 +298,28 @@ class Saving:
         self._saved_at = time.monotonic()
         return found is not None
 
+    def _identity(self) -> dict[str, str]:
+        """What makes the order of the samples, and the kind of training: it must be as before."""
+        run, dataset, options = self._run, self._dataset, self._run.options
+        num, numbers = num_samples(dataset), options.weights
+        is_cut_anew = hasattr(dataset, "epoch_order")  # for each size of a batch
+        return {name: repr(getattr(options, name)) for name in ("seed", "shuffle", "normalize")} | {
+            "format": FORMAT,
+            "data": f"{num:,} samples" if num else "a stream",
+            "classes": ", ".join(map(str, getattr(dataset, "classes", None) or ())),
+            "batch_size": str(options.batch_size) if is_cut_anew else "any",
+            # One for each sample: too many to be kept.
+            "weights": "None" if numbers is None else f"others ({crc32(numbers):08x})",  # type: ignore[arg-type]
+            "optimizer": options.optimizer if isinstance(options.optimizer, str) else "its own",
+            "precision='fp16'": str(run.scaler is not None),
+            "ema": str(run.ema is not None),
+        }
+
     def _restore(self, url: str, state: dict[str, Any]) -> None:
         """Make `run` what it was when `state` was captured, on however many ranks."""
         run, before = self._run, state.get("training", {})
         try:
-            for name, now in _identity(run, self._dataset).items():
+            for name, now in self._identity().items():
                 # Only within an epoch the size of a batch matters, as it cuts the order.
                 if before[name] != now and (name != "batch_size" or state["samples_done"]):
                     raise TrainingError(
@@ -359,12 +349,13 @@ class Saving:
             gathered = {**gathered, "param_groups": groups}
         state_dicts.load(run.model, state["model"])
         run.optimizer.load_state_dict(gathered)
-        scaler, averaged = state["scaler"], state["ema"]  # None where there is none
         if run.scaler is not None:
-            run.scaler.load_state_dict(scaler)
+            run.scaler.load_state_dict(state["scaler"])
         if run.ema is not None:
-            state_dicts.load(run.ema, averaged)
-        run.early_stopping.load_state_dict(state["judge"])
+            state_dicts.load(run.ema, state["ema"])
+        best = dict(state["judge"]["best"])
+        if run.options.objective in best or not best:  # what was best by another one is not
+            run.best, run.num_worse = best, state["judge"]["num_worse"]
         saved = NetworkInfo.of_plain(state["network"])
         # What the data ask for now holds; what was measured is not measured again.
         scaling = run.network.normalization or saved.normalization
@@ -384,19 +375,21 @@ def _find(
     """URL and state of what is resumed, the same on every rank; None to start from scratch."""
     if not options.resume:
         return None
-    if own is None or options.resume not in ("auto", True):  # the URL of one checkpoint
-        folder, _, name = str(options.resume).rstrip("/").rpartition("/")
+    is_own = options.resume in ("auto", True)
+    url = str(options.checkpoint if is_own else options.resume)
+    folder, _, name = url.rstrip("/").rpartition("/")
+    if name.endswith(".pt") and not is_own:  # one checkpoint
         files = Checkpoints(folder or ".")
     else:  # The first rank's answer holds: another one may already see a newer file.
-        files = own
+        files = own if own is not None and is_own else Checkpoints(url)
         name = on_first(world, lambda: (files.load_newest() or ("", {}))[0], "resume: ")
-    if not name and options.resume is True:
+    if name:
+        return files.target.name(name), fail_together(world, lambda: files.load(name), "resume: ")
+    if options.resume != "auto":
         raise TrainingError(
             f"resume: {files.target.name('')} holds no checkpoint; 'auto' starts from scratch."
         )
-    if not name:
-        return None
-    return files.target.name(name), fail_together(world, lambda: files.load(name), "resume: ")
+    return None
 
 
 def resuming(options: TrainingOptions, world: World) -> TrainingOptions:

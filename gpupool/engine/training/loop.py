@@ -24,24 +24,18 @@ from gpupool.data.reading import loader
 from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
 from gpupool.engine.batches.form import form_of
-from gpupool.engine.batches.share import Dataset, Share, num_samples
-from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.shares import Dataset, Share, epoch_shares, fit_scaling, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.evaluation import Evaluation, each_share
 from gpupool.engine.metrics.metrics import make_metrics
-from gpupool.engine.numerics.batch_norm import plain_batch_norm
-from gpupool.engine.numerics.ddp import share_statistics
+from gpupool.engine.numerics.ddp import share_buffers
 from gpupool.engine.numerics.losses import make_loss
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.probe.trace import Trace
-from gpupool.engine.training.best_weights import BestWeights, diverged
 from gpupool.engine.training.callbacks import Callbacks
 from gpupool.engine.training.checkpoints import Saving, fail_together
-from gpupool.engine.training.dataset_statistics import fit_normalization
-from gpupool.engine.training.event_log import EventLog
-from gpupool.engine.training.reports import REPORT_EVERY, Reporter
+from gpupool.engine.training.reports import REPORT_EVERY, EventLog, Reporter, start_event
 from gpupool.engine.training.run import Run, make_run, set_training
-from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
 from gpupool.engine.training.tensorboard import Board
 
@@ -82,6 +76,8 @@ def fit(
     unless the error came while the optimizer changed the weights.
     """
     options = with_data(options, dataset)
+    if options.keep == "auto":
+        options = replace(options, keep="last" if validation is None else "best")
     report = rank_report or RankReport()
     training = _Training(
         model, dataset, loss, options, world, validation, emit, report, num_classes
@@ -141,7 +137,6 @@ class _Training:
         )
         self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
         self.step = TrainingStep(run, self.loss, self.steps_per_epoch, rank_report.timer)
-        self.best = BestWeights(run, has_validation=validation is not None)
         self.saving = Saving(run, event_log, dataset)
         self.callbacks = Callbacks(run)
         self.trace = Trace(options.trace, world, self.run.reporter.emit)
@@ -164,11 +159,11 @@ class _Training:
         fail_together(run.world, self.trace.check)
         self.callbacks.call("start")
         # A checkpoint holds what was measured: a resumed run does not measure again.
-        if options.normalize == "fit" and run.normalization is None:
+        if options.normalize == "fit" and run.network.normalization is None:
             emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
-            scaling = fit_normalization(self.dataset, options, run.world, self.form)
+            scaling = fit_scaling(self.dataset, options, run.world, self.form)
             run.network = replace(run.network, normalization=scaling)
-        self.best.begin()
+        run.keep_finite()
         if said := self.step.buffers.trouble(num_samples(self.dataset)):
             emit(WarningEvent("batch norms", said, run.step))
         what = "compiling, and the first step" if options.compile else "the first step"
@@ -180,7 +175,7 @@ class _Training:
                 self.validate()
             if options.max_steps is not None and run.step >= options.max_steps:
                 run.stop("max_steps")
-            if run.early_stopping.is_patience_over:
+            if run.is_patience_over:
                 run.stop("patience")
 
     def steps(self) -> None:
@@ -218,7 +213,7 @@ class _Training:
             validates = self.validation is not None and options.validate_every == "epoch"
             if validates and run.stopped_by in ("", "max_steps"):
                 self.validate()
-            if self.best.check_finite(keeps=True):
+            if run.check_finite(keeps=True):
                 self.callbacks.call("epoch")
                 if self.saving.is_due(ends_epoch=True):
                     self.save()
@@ -227,8 +222,7 @@ class _Training:
     def finish(self) -> None:
         """After the last step: what is validated and saved then, and which weights are left."""
         run = self.run
-        is_done = run.stopped_by in ("epochs", "max_steps")
-        if self.validation is not None and is_done and not self.is_validated():
+        if run.stopped_by in ("epochs", "max_steps") and not self.is_validated():
             self.validate()
         with self.rank_report.timer.beside("saving"):
             self.saving.end()
@@ -238,14 +232,14 @@ class _Training:
             for said in filter(None, run.world.gather(self.trace.problem)):
                 run.reporter.emit(WarningEvent("profile", said, run.step))
         self.callbacks.call("end")
-        share_statistics(run.evaluated, run.world)
-        self.leave_weights()
+        share_buffers(run.evaluated.buffers(), run.world)
+        run.leave_weights()
 
     # ---- its parts ------------------------------------------------------------------------------
 
     def shares(self) -> Iterator[Share]:
         """This rank's shares of the batches of this epoch that are left."""
-        run = self.run
+        run, timer = self.run, self.rank_report.timer
         # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
         shares = epoch_shares(
             self.dataset,
@@ -253,15 +247,15 @@ class _Training:
             run.world,
             run.epoch,
             run.samples_done,
-            normalization=run.normalization,
+            normalization=run.network.normalization,
             form=self.form,
         )
-        self.rank_report.timer.begin_step()
+        timer.begin_step()
         for share in shares:
-            self.rank_report.timer.end("data")
+            timer.end("data")
             run.note_inputs(share)
             yield share
-            self.rank_report.timer.begin_step()
+            timer.begin_step()
 
     def report(self, *, is_needed: bool) -> bool:
         """Sum steps over the ranks: begun every 10 steps, finished one step later.
@@ -291,8 +285,7 @@ class _Training:
         run = self.run
         bad = next((one.step for one in steps if not math.isfinite(one.loss)), None)
         if bad is not None and not run.has_diverged:
-            run.reporter.emit(diverged("Loss", bad))
-            run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
+            run.diverge("Loss", bad)
         elif "user" in run.reporter.requested:
             run.stop("user")
 
@@ -308,31 +301,23 @@ class _Training:
 
     def validate(self) -> None:
         """Loss, accuracy and metrics over the validation set, and what follows from them."""
+        run, data, reporter = self.run, self.validation, self.run.reporter
+        model, scaling = run.evaluated, run.network.normalization
+        assert data is not None
         with self.rank_report.timer.beside("validating"):
-            self._validate()
-
-    def _validate(self) -> None:
-        run, validation, reporter = self.run, self.validation, self.run.reporter
-        assert validation is not None
-        # "local" batch norms have other statistics on each rank; all take those of rank 0.
-        share_statistics(run.evaluated, run.world)
-        reporter.begin_validation(run.step, validation, run.options)
-        found = Evaluation(self.loss, run.world, run.options, self.metrics)
-        bar = Progress(
-            "validating", num_samples(validation), "samples",
-            after_s=EVERY_S, draw=reporter.emit_progress,
-        )  # fmt: skip
-        each_share(
-            run.evaluated, validation, run.world, run.options, found.add, bar, run.normalization,
-            self.form,
-        )  # fmt: skip
-        event = reporter.end_validation(run.step, run.complete_epoch, found)
-        reporter.last_validation = self.best.add_validation(event)
-        reporter.emit(reporter.last_validation)
-        if run.early_stopping.is_patience_over:
-            run.stop("patience")
-        self.best.check_finite(keeps=True)
-        self.callbacks.call("validation")
+            # "local" batch norms have other statistics on each rank; all take those of rank 0.
+            share_buffers(model.buffers(), run.world)
+            found = Evaluation(self.loss, run.world, run.options, self.metrics)
+            num, draw = num_samples(data), reporter.emit_progress
+            bar = Progress("validating", num, "samples", after_s=EVERY_S, draw=draw)
+            each_share(model, data, run.world, run.options, found.add, bar, scaling, self.form)
+            event = reporter.validated(run.step, run.complete_epoch, found, data, run.options)
+            reporter.last_validation = run.add_validation(event)
+            reporter.emit(reporter.last_validation)
+            if run.is_patience_over:
+                run.stop("patience")
+            run.check_finite(keeps=True)
+            self.callbacks.call("validation")
 
     def is_validation_due(self) -> bool:
         """Whether options ask for a validation after this step, whatever epoch it is in."""
@@ -347,17 +332,11 @@ class _Training:
     def save(self) -> None:
         """Begin to write a checkpoint, between two steps, with all that belongs to the last one."""
         with self.rank_report.timer.beside("saving"):
-            if self.best.check_finite():
+            if self.run.check_finite():
                 self.callbacks.call("checkpoint")  # before: what a callback sets now is in it
                 self.saving.save()
 
     # ---- the end --------------------------------------------------------------------------------
-
-    def leave_weights(self) -> None:
-        """Give the network what `options.keep` asks for: the best weights so far, or the last; of a
-        training that has diverged, the last ones that were finite."""
-        self.best.restore()
-        plain_batch_norm(self.run.model).eval()
 
     def close_board(self) -> None:
         """Before the last event, which TensorBoard does not keep."""
@@ -368,10 +347,8 @@ class _Training:
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is, and it is known after which step that is."""
         run = self.run
-        if not self.has_begun or not run.is_step_complete:
-            return False
         # Waits for the device: after an abort it may have continued with half a sum.
-        return not run.completed.why_spoilt_at_end()
+        return self.has_begun and run.is_step_complete and not run.completed.why_spoilt_at_end()
 
     def save_last_step(self, *, at_once: bool) -> None:
         """After an error: save the last complete step; no other rank is asked anything.
@@ -383,11 +360,11 @@ class _Training:
         """
         run = self.run
         if at_once or run.options.checkpoint is not None:  # else nobody needs the step before
-            self.step.restore_buffers()
+            self.step.before.restore()
         self.trace.drop()
         self.close_board()
         run.reporter.emit(*run.reporter.unreported())  # a checkpoint has them too
         self.saving.end(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"
-            self.leave_weights()
+            run.leave_weights()

@@ -4,31 +4,52 @@ reporter.add(run.step, ...)        # in each step: loss and counts stay on the d
 reporter.begin()                   # every 10 steps: one small all-reduce, begun
 steps = reporter.finish()          # a step later: all ranks know the same from here on
 steps = reporter.flush()           # both at once, where something depends on the steps
+
+With them travels how many reads each rank has made again, and how many samples it has skipped. The
+URLs of these are gathered only where there are some, which every rank then knows.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gpupool.core.errors import TrainingError
+from gpupool.core.options.schedule import total_steps
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress
-from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, ValidationEvent
+from gpupool.core.wire import events
+from gpupool.core.wire.events import DataEvent, Event, ProgressEvent, StepEvent, ValidationEvent
+from gpupool.data import device as devices
+from gpupool.data.datastores.base import Datastore
 from gpupool.data.reading import loader
-from gpupool.engine.batches.order import epoch_size
-from gpupool.engine.batches.read_counts import NUM_READ, Pass, ReadCounts
-from gpupool.engine.batches.share import Dataset, Share
+from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.subsets import parts
+from gpupool.data.stores.retry import counts
+from gpupool.engine.batches.shares import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.sums import Sums
 from gpupool.engine.metrics.evaluation import Evaluation, quotient
+from gpupool.engine.training.tensorboard import Board
 
 REPORT_EVERY_S = 1.0
 REPORT_EVERY = 10  # steps, where a second has more
+_NUM_READ = 2  # numbers of each rank about what it has read
+_MAX_NAMED = 5  # samples that an error names
+_row = attrgetter(*(one.name for one in fields(StepEvent)))
+_NUM_FIELDS = len(fields(StepEvent))
+_PART = 1000  # events in one message: a history of any length passes
+_KEPT = (ValidationEvent, events.WarningEvent, events.CheckpointEvent)
 
 
 class BatchMetrics(NamedTuple):
@@ -43,6 +64,29 @@ class BatchMetrics(NamedTuple):
     loss_count: int | Tensor
     num_correct: int | Tensor = 0
     num_labeled: int | Tensor = 0
+
+
+class Pass:
+    """An epoch, or a validation: what errors call it, and what all ranks have skipped in it."""
+
+    def __init__(self, name: str, dataset: Dataset, options: TrainingOptions) -> None:
+        self._name, self._num_samples = name, num_samples(dataset)
+        self._most_skipped = options.most_skipped(self._num_samples)
+        self._skipped: list[Skipped] = []
+
+    def add(self, skipped: Sequence[Skipped]) -> None:
+        """Raises TrainingError if it is more than may be."""
+        found = self._skipped
+        found += skipped
+        # Of one damaged image a patch datastore may skip many samples.
+        if len(found) <= self._most_skipped or len({one.url for one in found}) == 1:
+            return
+        named = ", ".join(f"{one.url} ({one.reason})" for one in found[:_MAX_NAMED])
+        raise TrainingError(
+            f"{self._name}: {len(found):,} of {self._num_samples:,} samples could not be read so "
+            f"far, more than the {self._most_skipped:,} that on_error='skip' leaves out, such as "
+            f"{named}. Repair them."
+        )
 
 
 class Reporter:
@@ -66,11 +110,17 @@ class Reporter:
         self._steps: list[dict[str, Any]] = []  # not begun to be summed: number, epoch, times
         self._begun: list[dict[str, Any]] = []
         self._newest: StepEvent | None = None  # that was reported
-        self._reads = ReadCounts(world)
-        self._dataset: Dataset | None = None  # the one that is trained on
+        self._skipped_here: list[Skipped] = []  # not begun to be counted
+        self._skipped_begun: list[Skipped] = []
+        self._counts = counts.snapshot()
+        self._retried_for = self._read_by = ""
+        self._dataset: Any = None  # the one that is trained on
         self._started = time.perf_counter()
 
     # ---- steps ----------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int, dataset: Dataset, options: TrainingOptions) -> None:
+        self._dataset, self._epoch = dataset, Pass(f"epoch {epoch}", dataset, options)
 
     def add(
         self, step: int, epoch: int, lr: float, metrics: Sequence[BatchMetrics], share: Share
@@ -79,7 +129,7 @@ class Reporter:
         one = metrics[0] if len(metrics) == 1 else _joined(metrics)
         counted = [one.num_correct, one.num_labeled, one.num_here]
         self.sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
-        self._reads.add_skipped(share.skipped)
+        self._skipped_here += share.skipped
         at_s, wait_s = self.elapsed_s, share.wait_s
         self._steps.append(
             {"step": step, "epoch": epoch, "lr": lr, "elapsed_s": at_s, "data_wait_s": wait_s}
@@ -88,7 +138,7 @@ class Reporter:
     def begin(self) -> None:
         """Begin to sum the noted steps over the ranks; this waits for no rank and no device."""
         asked = [float(is_requested()) for is_requested in self.requests.values()]
-        self.sums.begin(*asked, *self._reads.numbers())
+        self.sums.begin(*asked, *self._read_here())
         self._begun, self._steps = self._steps, []
 
     def finish(self) -> list[StepEvent]:
@@ -100,7 +150,7 @@ class Reporter:
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
         rows, tail = self.sums.finish()
-        pairs = zip(self.requests, tail[:-NUM_READ], strict=True)
+        pairs = zip(self.requests, tail[:-_NUM_READ], strict=True)
         self.requested = frozenset(name for name, number in pairs if number)
         steps, counting = [], []
         for info, row in zip(self._begun, rows, strict=True):
@@ -112,7 +162,7 @@ class Reporter:
         self._begun, self._newest = [], steps[-1]
         self.emit(*steps)
         self.emit_news()
-        self._emit_reads(tail[-NUM_READ:], steps[-1].step, steps[-1].epoch)
+        self._emit_reads(self._epoch, tail[-_NUM_READ:], steps[-1].step, steps[-1].epoch)
         return counting
 
     def flush(self) -> list[StepEvent]:
@@ -134,38 +184,42 @@ class Reporter:
             for info in [*self._begun, *self._steps]
         ]
 
-    # ---- passes over the data: epochs and validations -------------------------------------------
+    # ---- validations, and what was read ---------------------------------------------------------
 
-    def begin_epoch(self, epoch: int, dataset: Dataset, options: TrainingOptions) -> None:
-        """An epoch begins, or resumes."""
-        self._dataset, num = dataset, epoch_size(dataset)
-        self._reads.now = Pass(f"epoch {epoch}", num, options.most_skipped(num))
-
-    def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
-        """A validation begins, in an epoch or after it."""
-        self._training_pass, num = self._reads.now, epoch_size(dataset)
-        name = f"the validation after step {step}"
-        self._reads.now = Pass(name, num, options.most_skipped(num))
-
-    def end_validation(self, step: int, epoch: int, found: Evaluation) -> ValidationEvent:
+    def validated(
+        self, step: int, epoch: int, found: Evaluation, dataset: Dataset, options: TrainingOptions
+    ) -> ValidationEvent:
         """The event of a validation, from what the ranks' shares gave; the same on all ranks."""
-        self._reads.add_skipped(found.skipped)
-        numbers = torch.tensor(self._reads.numbers(), dtype=torch.float64)
-        self._emit_reads(self._world.sum(numbers.to(self._world.device)).tolist(), step, epoch)
-        self._reads.now = self._training_pass
+        self._skipped_here += found.skipped
+        here = torch.tensor(self._read_here(), dtype=torch.float64).to(self._world.device)
+        validation = Pass(f"the validation after step {step}", dataset, options)
+        self._emit_reads(validation, self._world.sum(here).tolist(), step, epoch)
         loss, accuracy, num, metrics = found.values()
         return ValidationEvent(step, epoch, loss, accuracy, num, self.elapsed_s, metrics)
 
-    def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
-        read_by = "" if self._dataset is None else loader.read_by(self._dataset)
-        news = self._reads.add_sums(sums, step, epoch, read_by)
-        if news is not None:
-            self.emit(news)
+    def _read_here(self) -> list[int]:
+        """How many reads this rank has made again, and samples skipped, since the last call."""
+        now = counts.snapshot()
+        here, self._counts = now - self._counts, now
+        self._retried_for = here.last_reason
+        self._skipped_begun, self._skipped_here = self._skipped_here, []
+        return [here.retries, len(self._skipped_begun)]
+
+    def _emit_reads(self, of: Pass, sums: Sequence[float], step: int, epoch: int) -> None:
+        """Emit what is new, given the sums of what the ranks have `_read_here`."""
+        num_retried, num_skipped = map(int, sums)
+        new: list[Skipped] = []
+        if num_skipped:
+            new = [one for part in self._world.gather(self._skipped_begun) for one in part]
+            of.add(new)
+        before, self._read_by = self._read_by, loader.read_by(self._dataset)
+        if any(sums) or self._read_by != before:
+            about = num_retried, self._retried_for, num_skipped, dict(new), self._read_by
+            self.emit(DataEvent(step, epoch, *about))
 
     # ---- events and time ------------------------------------------------------------------------
 
     def emit(self, *events: Event) -> None:
-        """Emit these events, on the first rank."""
         if self._world.rank == 0:
             self._emit(events)
 
@@ -181,7 +235,6 @@ class Reporter:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training so far."""
         return time.perf_counter() - self._started
 
     def resume_time(self, elapsed_s: float) -> None:
@@ -189,14 +242,107 @@ class Reporter:
         self._started = time.perf_counter() - elapsed_s
 
 
-def _joined(metrics: Sequence[BatchMetrics]) -> BatchMetrics:
+def _joined(parts: Sequence[BatchMetrics]) -> BatchMetrics:
     """Those of a step that was cut into micro-batches."""
-    total = torch.zeros((), dtype=torch.float64, device=metrics[0].mean_loss.device)
-    count = torch.zeros_like(total)
-    for one in metrics:
-        counts = torch.as_tensor(one.loss_count, dtype=torch.float64, device=total.device)
-        # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
-        total += torch.where(counts > 0, one.mean_loss * counts, 0.0)
-        count += counts
-    nums, _, _, corrects, labeleds = zip(*metrics, strict=True)
-    return BatchMetrics(sum(nums), total / count, count, sum(corrects), sum(labeleds))
+    nums, means, counted, corrects, labeleds = zip(*parts, strict=True)
+    mean = torch.stack(means).double()
+    as_count = partial(torch.as_tensor, dtype=torch.float64, device=mean.device)
+    count = torch.stack(list(map(as_count, counted)))
+    # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
+    total = torch.where(count > 0, mean * count, 0.0).sum()
+    return BatchMetrics(sum(nums), total / count.sum(), count.sum(), sum(corrects), sum(labeleds))
+
+
+# ---- the first event, and all so far -------------------------------------------------------------
+
+
+def start_event(
+    world: World,
+    options: TrainingOptions,
+    dataset: Dataset,
+    steps_per_epoch: int,
+    metrics: Sequence[str] | None,
+) -> events.StartEvent:
+    """What is about to be done, by resolved options.
+
+    Where the ranks are, the client adds. `steps_per_epoch` is 0 of a stream; `metrics` are the
+    names of those asked for, None without a validation.
+    """
+    validates, every = metrics is not None, options.validate_every
+    every_steps = every if isinstance(every, int) else steps_per_epoch or -1
+    # torchvision's data sets are known by name: it need not be installed.
+    are_images = all(
+        isinstance(part, Datastore)
+        or any(cls.__name__ == "VisionDataset" for cls in type(part).__mro__)
+        for part in parts(dataset)
+    )
+    return events.StartEvent(
+        num_epochs=options.epochs,
+        steps_per_epoch=steps_per_epoch,
+        num_samples=num_samples(dataset),
+        batch_size=options.batch_size,
+        world_size=world.size,
+        device=devices.of(world.device).name,
+        backend=world.backend,
+        num_steps=total_steps(options, steps_per_epoch) or 0,
+        objective=options.objective if validates else "",
+        precision=options.precision,
+        validate_every=every_steps if validates else 0,
+        patience=options.patience or 0,
+        keep=options.keep,
+        started_at=time.time(),
+        unit="images" if are_images else "samples",
+        metrics=tuple(metrics or ()),
+    )
+
+
+class EventLog:
+    """Passes events to `emit` and to `board`, and keeps those of steps as rows of numbers.
+
+    `state()` costs a copy of these, whatever the number of steps: a million are 64 MB.
+    """
+
+    def __init__(self, emit: Callable[[Sequence[Event]], None], board: Board | None = None) -> None:
+        self._emit, self._board = emit, board
+        self._steps = array("d")
+        self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
+
+    def __call__(self, new: Sequence[Event]) -> None:
+        """Emit these events."""
+        self._emit_and_keep(new)
+        if self._board is not None:
+            self._board(new)
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain values and a float64 tensor."""
+        steps = torch.from_numpy(np.array(self._steps)).view(-1, _NUM_FIELDS)
+        return {"steps": steps, "others": list(self._others)}
+
+    def replay(self, state: Mapping[str, Any]) -> None:
+        """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
+        steps, told, done = [_step_event(*row) for row in state["steps"].tolist()], [], 0
+        for number, plain in state["others"]:
+            told += [*steps[done:number], events.from_dict(plain)]
+            done = number
+        told += steps[done:]
+        for first in range(0, len(told), _PART):
+            self._emit_and_keep(told[first : first + _PART])
+        if self._board is not None:
+            self._board.go_on(len(steps))
+
+    def _emit_and_keep(self, new: Sequence[Event]) -> None:
+        for event in new:
+            is_news = isinstance(event, DataEvent) and (event.num_skipped or event.num_retried)
+            if isinstance(event, StepEvent):
+                self._steps.extend(math.nan if one is None else one for one in _row(event))
+            elif isinstance(event, _KEPT) or is_news:  # reads that went well are many events
+                # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
+                self._others.append((len(self._steps) // _NUM_FIELDS, events.to_dict(event)))
+        self._emit(new)
+
+
+def _step_event(
+    step: float, epoch: float, loss: float, accuracy: float, lr: float, num: float, *times_s: float
+) -> StepEvent:
+    known = None if math.isnan(accuracy) else accuracy
+    return StepEvent(int(step), int(epoch), loss, known, lr, int(num), *times_s)

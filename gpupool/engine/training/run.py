@@ -1,10 +1,11 @@
-"""What a training holds while it runs: all that a checkpoint saves, and nothing else.
+"""What a training holds while it runs: all that a checkpoint saves; and which weights it leaves.
 
 Runs on engines, also under plain `torchrun`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,15 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from gpupool.core.errors import OptionsError
 from gpupool.core.network import NetworkInfo
+from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.reading.normalization import Normalization
-from gpupool.engine.batches.share import Share
+from gpupool.core.wire.events import ValidationEvent, WarningEvent
+from gpupool.core.wire.state_dicts import load
+from gpupool.engine.batches.shares import Share
+from gpupool.engine.checkpoint.weights import copied
 from gpupool.engine.group.abort import CompletedSteps
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import plain_batch_norm, sync_batch_norm
 from gpupool.engine.numerics.optimizers import make_optimizer
-from gpupool.engine.training.early_stopping import EarlyStopping
 from gpupool.engine.training.reports import Reporter
 
 
@@ -40,7 +44,6 @@ class Run:
     are kept. Its batch norms that are "local" have the statistics of the first rank only there, so
     that is the one whose state is saved. Where that has no samples, those of the first that has."""
     optimizer: torch.optim.Optimizer
-    early_stopping: EarlyStopping
     reporter: Reporter
     completed: CompletedSteps
     """Those of this process: a run that is resumed begins with 0."""
@@ -61,16 +64,17 @@ class Run:
     """Samples of this epoch that the complete steps have taken, over all ranks."""
     stopped_by: str = ""
     """Why training ends after this step; "" while it continues. See `EndEvent`."""
+    best: dict[str, float] = field(default_factory=dict)
+    """The values of the best validation so far; {} before the first that is no NaN."""
+    num_worse: int = 0
+    """Validations since then."""
     kept: dict[str, Any] = field(default_factory=dict)
     """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
     or one whose numbers are all finite; {} if none is kept."""
     kept_step: int = -1
-
-    @property
-    def normalization(self) -> Normalization | None:
-        """That of the data, or what `normalize="fit"` found."""
-        found = self.network.normalization
-        return Normalization(*found) if found else None
+    finite: tuple[dict[str, Any], int] = field(default_factory=lambda: ({}, 0))
+    """As `kept`, the last weights that were all finite, and the step that they are of: what is left
+    where a NaN ends training."""
 
     def note_inputs(self, share: Share) -> None:
         """Remember the size of the images, of the first batch."""
@@ -84,6 +88,74 @@ class Run:
     def stop(self, reason: str) -> None:
         """Training ends after this step, unless something else has ended it already."""
         self.stopped_by = self.stopped_by or reason
+
+    def add_validation(self, event: ValidationEvent) -> ValidationEvent:
+        """The event, which says whether it is the best one; if so its weights are kept.
+
+        Raises OptionsError, on every rank, if it lacks what the objective is.
+        """
+        objective = self.options.objective
+        accuracy = {} if event.accuracy is None else {"accuracy": event.accuracy}
+        values = {"loss": event.loss, **event.metrics, **accuracy}
+        if objective not in values:
+            raise OptionsError(
+                f"objective={objective!r} is not among what a validation gives here: "
+                f"{', '.join(values)}. Name it in metrics, or choose one of these."
+            )
+        if not is_better(objective, values[objective], self.best.get(objective, math.nan)):
+            self.num_worse += 1
+            return event
+        self.best, self.num_worse = values, 0
+        if self.options.keep == "best":
+            self.kept, self.kept_step = copied(self.evaluated.state_dict()), event.step
+        return replace(event, is_best=True)
+
+    def check_finite(self, *, keeps: bool = False) -> bool:
+        """Whether training may continue from these weights, of which a copy is kept if asked.
+
+        If they are not finite, it ends.
+        """
+        if self.has_diverged:
+            return False
+        # Frozen ones do not change: a mask of -inf among them is no divergence.
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        if not torch.stack([one.isfinite().all() for one in trained]).all():
+            self.diverge("Weights", self.step)
+        elif keeps and self.kept_step == self.step:  # one copy serves both
+            self.finite = self.kept, self.step
+        elif keeps:
+            self.keep_finite()
+        return not self.has_diverged
+
+    def keep_finite(self) -> None:
+        """Keep a copy of the weights, which are finite."""
+        self.finite = copied(self.evaluated.state_dict()), self.step
+
+    def diverge(self, what: str, step: int) -> None:
+        """Training ends, whatever else ends it: loss or weights are NaN or infinite."""
+        said = f"{what} became NaN or infinite by step {step}: training diverged."
+        said += " Try a smaller lr, warmup= or clip=."
+        self.reporter.emit(WarningEvent("not finite", said, step))
+        self.stopped_by = "diverged"
+
+    def leave_weights(self) -> None:
+        """Give the network what `options.keep` asks for: the best weights so far, or the last; of a
+        training that has diverged, the last ones that were finite."""
+        finite, step = self.finite
+        if self.options.keep == "best" and self.kept:
+            load(self.model, self.kept)
+        elif self.has_diverged and finite:
+            load(self.model, finite)
+            self.kept_step = step
+        elif self.ema is not None:
+            load(self.model, self.ema.module.state_dict())
+        plain_batch_norm(self.model).eval()
+
+    @property
+    def is_patience_over(self) -> bool:
+        """Whether the last `patience` validations were not better."""
+        patience = self.options.patience
+        return patience is not None and self.num_worse >= patience
 
     @property
     def has_diverged(self) -> bool:
@@ -115,7 +187,6 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         options=options,
         model=model,
         optimizer=make_optimizer(model, options),
-        early_stopping=EarlyStopping(options.objective, options.patience),
         reporter=reporter,
         completed=CompletedSteps(world.device),
     )
@@ -157,3 +228,10 @@ def _averaged(model: nn.Module, decay: float) -> AveragedModel:
             torch._foreach_copy_(averages, values)
 
     return AveragedModel(model, multi_avg_fn=averaging, use_buffers=True)
+
+
+def is_better(objective: str, new: float, old: float) -> bool:
+    """Whether a value of a validation is; NaN never is, and any number is better than NaN."""
+    if math.isnan(new) or math.isnan(old):
+        return not math.isnan(new)
+    return new < old if less_is_better(objective) else new > old

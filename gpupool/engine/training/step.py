@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.schedule import lr_factor
 from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.engine.batches.form import called
 from gpupool.engine.batches.gathering import gathered
-from gpupool.engine.batches.share import Share
+from gpupool.engine.batches.shares import Share
 from gpupool.engine.metrics.evaluation import count_correct
 from gpupool.engine.numerics.ddp import StepBuffers, wrap_ddp
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, add_gradient
-from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics
 from gpupool.engine.training.run import Run
@@ -48,8 +48,7 @@ class TrainingStep:
         self._timer = timer
         self._parameters = [p for g in run.optimizer.param_groups for p in g["params"]]
         self.buffers = StepBuffers(run.model, run.world, run.options)
-        self._before = ForwardState(run.model)
-        self._has_undo = False
+        self.before = ForwardState(run.model)  # as the last complete step has left it
         self._parallel = wrap_ddp(run.model, run.world)
         self._has_begun = run.world.size == 1
 
@@ -62,14 +61,14 @@ class TrainingStep:
         run = self._run
         options, optimizer, scaler = run.options, run.optimizer, run.scaler
         number = run.step + 1
-        # Buffers as the last complete step has left them, for an error or interrupt in this one.
-        self._before.save()
-        self._has_undo = True
+        self.before.save()  # for an error or interrupt in this step
         if not self._has_begun:
             self._begin(share)
             self._has_begun = True
 
-        lr = set_learning_rates(optimizer, options, number, self._steps_per_epoch, run.epoch)
+        lr = options.lr * lr_factor(options, number, self._steps_per_epoch, run.epoch)
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
         # The same random numbers after a resume: they depend on nothing else.
         seed_step(options.seed, run.world.rank, number, run.world.device)
         optimizer.zero_grad(set_to_none=True)
@@ -87,7 +86,7 @@ class TrainingStep:
             scaler.update()
         if run.ema is not None:
             run.ema.update_parameters(run.model)
-        self._has_undo = False
+        self.before.forget()
         self._timer.end("optimizer")
 
         # The step is complete on the host; the device counts it when it is complete there.
@@ -95,12 +94,6 @@ class TrainingStep:
         run.step, run.samples_done = number, run.samples_done + share.num_all
         run.reporter.add(number, run.epoch, lr, metrics, share)
         run.is_step_complete = True
-
-    def restore_buffers(self) -> None:
-        """Restore the buffers that an incomplete step has changed."""
-        if self._has_undo:
-            self._before.restore()
-            self._has_undo = False
 
     # ---- forward and backward -------------------------------------------------------------------
 
@@ -143,7 +136,7 @@ class TrainingStep:
                 return share.num_all
             # `full` is computed on the device; `tensor` would be copied there, and waited for.
             loss_count = torch.full((), loss_count, dtype=torch.float64, device=world.device)
-        total = world.sum(loss_count.clone() if share.num_here else loss_count * 0)
+        total = world.sum(loss_count)
         return total.where(total > 0, 1)
 
     def _without_sync(self) -> AbstractContextManager[Any]:
@@ -167,12 +160,12 @@ class TrainingStep:
         weight: float | Tensor = 1.0
         loss_count: int | Tensor = num_here
         if not run.options.gather:  # else each rank has the loss of the whole batch
-            loss_count = loss.num_counted(targets, num_here) * (num_here > 0)
+            loss_count = loss.num_counted(targets, num_here)
             weight = loss_count * run.world.size / total
         # With even shares it is 1, and a multiplication has to be differentiated too.
         is_one = isinstance(weight, float) and weight == 1.0
         weighted_loss = mean_loss if is_one else mean_loss * weight
-        correct = (count_correct(loss, outputs, targets, num_here) if num_here else None) or (0, 0)
+        correct = count_correct(loss, outputs, targets, num_here) if num_here else (0, 0)
         return weighted_loss, BatchMetrics(num_here, mean_loss.detach(), loss_count, *correct)
 
     def _begin(self, share: Share) -> None:
@@ -201,10 +194,10 @@ class TrainingStep:
             # Nothing may hold the first wrapper, or its hooks would still take gradients away.
             self._parallel = run.model
             self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
-        self._before.restore()
+        self.before.restore()
         if run.step:
             self._forward_and_backward(share)
-            self._before.restore()
+            self.before.restore()
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

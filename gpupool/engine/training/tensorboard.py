@@ -53,7 +53,6 @@ class Board:
         self._write(file_version="brain.Event:2")
 
     def __call__(self, events: Sequence[Event]) -> None:
-        """Write these events."""
         for event in events:
             if isinstance(event, (StepEvent, ValidationEvent)):
                 self._step = event.step
@@ -68,14 +67,12 @@ class Board:
         self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def flush(self) -> None:
-        """Have written what there is so far."""
         self._flushed_at = time.monotonic()
         self._thread.submit(self._put, self._buffer.getvalue())
         self._buffer.seek(0)
         self._buffer.truncate()
 
     def close(self) -> None:
-        """Write the rest, and wait for it."""
         self.flush()
         with progress("writing the TensorBoard events"):
             self._thread.shutdown()

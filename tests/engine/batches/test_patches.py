@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +12,20 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 import gpupool
-from gpupool import Pool, SegmentationDatastore, TrainingOptions
-from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.order import epoch_batches
+from gpupool import Pool, SegmentationDatastore
 from tests.support.pools import Pools
 from tests.support.trainings import train_on, weights
 
 NUM_PAIRS = 8
 
 
-def make_streets(tmp_path: Path, no_class: bool = False) -> SegmentationDatastore:
+def make_streets(tmp_path: Path) -> SegmentationDatastore:
     generator = np.random.default_rng(0)
     for kind in ("images", "masks"):
         (tmp_path / kind).mkdir()
     for number in range(NUM_PAIRS):
         image = generator.integers(0, 256, (40, 50, 3), np.uint8)
         mask = (image[..., 0] > 127).astype(np.uint8)
-        if no_class:
-            mask[: 40 if number % 2 else 20] = 9
         Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
         Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
     classes = {"dark": 0, "bright": 1}
@@ -96,29 +90,3 @@ def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
     assert measured["mean_iou"] == pytest.approx(best, abs=1e-6)
     outputs = gpupool.predict(kept, streets, pool=pools[2])
     assert (outputs["out"].shape, outputs["aux"].shape) == ((8, 2, 40, 50), (8, 3, 40, 50))
-
-
-def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
-    pools: Pools, tmp_path: Path
-) -> None:
-    streets = make_streets(tmp_path, no_class=True)
-    patches = streets.random_patches(8, per_image=3)
-    model, losses = network(), []
-    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
-    batches = epoch_batches(patches, TrainingOptions(batch_size=4), 1)
-    for batch in load_batches(patches, batches, draw=Draw(0, 1)):
-        assert batch is not None
-        outputs = model((batch.inputs / 255 - 0.5) / 0.5)
-        total = nn.functional.cross_entropy(outputs, batch.targets, reduction="sum")
-        num_pixels = int((batch.targets != -100).sum())
-        losses.append(total.item() / num_pixels if num_pixels else math.nan)
-        optimizer.zero_grad()
-        (total / max(1, num_pixels)).backward()
-        optimizer.step()
-    assert sum(map(math.isfinite, losses)) > 3
-    settings = {"batch_size": 4, "lr": 0.5, "epochs": 1, "validation": streets}
-    for pool in pools.values():
-        result = train_on(pool, network(), patches, **settings)
-        assert result.history.loss == pytest.approx(losses, abs=1e-5, nan_ok=True)
-        assert (weights(result.model) - weights(model)).abs().max() < 1e-4
-        assert math.isfinite(result.history.validations[-1].loss)

@@ -28,8 +28,7 @@ from gpupool import (
 from gpupool.core.errors import DataError
 from gpupool.core.options import training_options
 from gpupool.data.reading.shards import Indices, epoch_order
-from gpupool.engine.batches.order import epoch_batches
-from gpupool.engine.batches.share import as_input, normalization_of
+from gpupool.engine.batches.shares import as_input, epoch_batches, normalization_of
 from tests.engine.training.vectors import Backwards, Vectors
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import Fault, SlowS3

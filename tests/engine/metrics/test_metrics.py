@@ -17,7 +17,7 @@ from gpupool import SpmdError, TrainingError
 from gpupool.core.options.named_measures import METRICS, check_metrics
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import make_metrics
-from tests.engine.metrics.tables import Table, Targets, is_sure
+from tests.engine.training.vectors import Table, Targets, is_sure
 from tests.support.lazily import Lazily
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -184,15 +184,6 @@ def test_outputs_have_metrics_by_name(pools: Pools) -> None:
         },
         rel=1e-5,
     )
-
-
-def test_private_names_of_torchmetrics_that_are_relied_on() -> None:
-    """`_reductions` names the states and how ranks put them together; a collection's parts too."""
-    metric = classification.MulticlassAccuracy(3)
-    assert list(metric._reductions) == ["tp", "fp", "tn", "fn"]
-    parts = torchmetrics.MetricCollection([metric, classification.MulticlassF1Score(3)]).modules()
-    assert len([part for part in parts if hasattr(part, "_reductions")]) == 2
-    assert callable(metric.distributed_available_fn)
 
 
 def test_what_is_no_metric_is_refused_with_what_there_is() -> None:

@@ -2,53 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from gpupool import OptionsError, TrainingError, TrainingOptions
-from gpupool.engine.numerics.optimizers import make_optimizer, set_learning_rates
+from gpupool.engine.numerics.optimizers import make_optimizer
 from tests.support.raising import raises
-from tests.support.trainings import network, samples, weights
+from tests.support.trainings import network
 
-DOUBLE = torch.float64
-
-
-def steps(model: nn.Module, *optimizers: torch.optim.Optimizer) -> Tensor:
-    """The weights after some steps on the same batch."""
-    inputs, targets = samples(32, DOUBLE).tensors
-    for _ in range(3):
-        model.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return weights(model)
+NESTEROV = {"momentum": 0.9, "nesterov": True}
 
 
 @pytest.mark.parametrize(
     ("settings", "kind", "own"),
     [
         ({"optimizer": "sgdm"}, torch.optim.SGD, {"momentum": 0.9}),
-        ({"optimizer": "sgdm", "momentum": 0}, torch.optim.SGD, {}),
-        ({"optimizer": "adam"}, torch.optim.Adam, {}),
-        ({"optimizer": "adamw", "weight_decay": 0.1}, torch.optim.AdamW, {"weight_decay": 0.1}),
+        ({"optimizer": "sgdm", "momentum": 0}, torch.optim.SGD, {"momentum": 0}),
         ({"optimizer": "rmsprop", "momentum": 0.3}, torch.optim.RMSprop, {"momentum": 0.3}),
         ({"optimizer": torch.optim.Adagrad}, torch.optim.Adagrad, {}),
-        (
-            {"optimizer": partial(torch.optim.SGD, momentum=0.9, nesterov=True)},
-            torch.optim.SGD,
-            {"momentum": 0.9, "nesterov": True},
-        ),
+        ({"optimizer": partial(torch.optim.SGD, **NESTEROV)}, torch.optim.SGD, NESTEROV),
     ],
 )
 def test_options_reach_the_optimizer(settings: dict[str, Any], kind: Any, own: Any) -> None:
-    model, expected = network(DOUBLE), network(DOUBLE)
-    found = steps(model, make_optimizer(model, TrainingOptions(lr=0.01, **settings)))
-    assert torch.equal(found, steps(expected, kind(expected.parameters(), lr=0.01, **own)))
+    optimizer = make_optimizer(network(), TrainingOptions(lr=0.02, **settings))
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is kind
+    assert {name: group[name] for name in own} == own
+    assert (group["lr"], len(group["params"])) == (0.02, 4)
 
 
 def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
@@ -63,8 +46,6 @@ def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
     found = {(g["lr"], g["weight_decay"]): len(g["params"]) for g in optimizer.param_groups}
     assert found == {(0.1, 0.01): 1, (1.0, 0.01): 1, (2.0, 0.0): 1}
     assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
-    assert set_learning_rates(optimizer, replace(options, lr=0.05), 1, 8, 1) == 0.05
-    assert sorted(g["lr"] for g in optimizer.param_groups) == [0.05, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import gpupool
-from gpupool import OptionsError, Pool
+from gpupool import OptionsError
 from gpupool.core.wire.events import MonitorEvent
-from gpupool.core.wire.output import OutputKind
 from gpupool.engine.group.forming import World
 from gpupool.engine.own_loop.monitor import Monitor
-from tests.engine.batches.streams import Stream
+from tests.engine.training.vectors import Stream
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
@@ -91,6 +90,8 @@ def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:
     whole = gpupool.shard_batches(samples(50), 16, epoch=2, seed=7)
     rest = gpupool.shard_batches(samples(50), 16, epoch=2, seed=7, samples_done=32)
     assert (len(whole), len(rest)) == (4, 2)
+    with pytest.raises(TypeError, match=r"len\(\)"):
+        len(gpupool.shard_batches(Stream(7), 3))
     assert [len(b.targets) for b in whole] == [16, 16, 16, 2]
     for ours, theirs in zip(list(whole)[2:], rest, strict=True):
         assert torch.equal(ours.inputs, theirs.inputs)
@@ -105,33 +106,19 @@ def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:
 # ---- the monitor -----------------------------------------------------------------------------
 
 
-def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]]:
-    """Run a cell; gives its values and what its monitors told."""
-    told: list[Any] = []
-
-    def listen(rank: int, kind: OutputKind, content: Any) -> None:
-        if kind is OutputKind.EVENTS:
-            told.extend((rank, event) for event in content)
-
-    execution = pool.begin(source, ranks=range(pool.world_size), on_output=listen)
-    replies = execution.result()
-    assert {rank for rank, _ in told} <= {0}
-    values = {rank: reply.text for rank, reply in replies.items()}
-    return values, [event for _, event in told]
-
-
 def test_what_ranks_record_is_weighed_and_summed(pools: Pools) -> None:
-    values, events = on_pool(
-        pools[3],
-        "import gpupool\n"
-        "with gpupool.monitor(['loss', 'seen'], num_steps=3) as monitor:\n"
-        "    for step in (1, 2, 3):\n"
-        "        loss = torch.tensor(float('nan') if rank == 0 else float(rank * step))\n"
-        "        monitor.record(step, weight=rank, loss=loss, seen=rank)\n"
-        "        if step == 2:\n"
-        "            monitor.record(step, seen=torch.tensor(rank + 1))\n"
-        "monitor.stop",
-    )
+    def recorded() -> tuple[list[MonitorEvent], bool]:
+        world, told = World.here(torch.device("cpu")), list[MonitorEvent]()
+        with Monitor(world, ["loss", "seen"], 3, "", {}, told.append) as monitor:
+            for step in (1, 2, 3):
+                loss = torch.tensor(float(world.rank * step) if world.rank else math.nan)
+                monitor.record(step, weight=world.rank, loss=loss, seen=world.rank)
+                if step == 2:
+                    monitor.record(step, seen=torch.tensor(world.rank + 1))
+        return told, monitor.stop
+
+    by_rank = pools[3].run(recorded)
+    (events, _), *others = (by_rank[rank] for rank in range(3))
     seen = pytest.approx((1 + 4) / 3)
     assert [(step, metrics) for event in events for step, _, metrics in event.rows] == [
         (1, {"loss": pytest.approx((1 + 4) / 3), "seen": seen}),
@@ -141,25 +128,25 @@ def test_what_ranks_record_is_weighed_and_summed(pools: Pools) -> None:
     ]
     assert (events[0].status, events[-1].status) == ("running", "finished")
     assert events[0].groups == {"loss": ["loss"], "seen": ["seen"]}
-    assert set(values.values()) == {"False"}
+    assert others == [([], False)] * 2
 
 
 def test_a_wish_of_one_rank_stops_all_at_the_same_step(pools: Pools) -> None:
-    values, events = on_pool(
-        pools[3],
-        "import gpupool\n"
-        "with gpupool.monitor() as monitor:\n"
-        "    for step in range(1, 10_000):\n"
-        "        if rank == 1 and step == 6:\n"
-        "            monitor.request_stop()\n"
-        "        monitor.record(step, loss=0.5)\n"
-        "        if monitor.stop:\n"
-        "            break\n"
-        "step",
-    )
-    (step,) = set(values.values())
-    assert 6 <= int(step) < 10_000 - 1
-    assert [event.status for event in events][-2:] == ["stopping", "stopped"]
+    def stopped() -> tuple[int, list[str]]:
+        world, told = World.here(torch.device("cpu")), list[MonitorEvent]()
+        with Monitor(world, ["loss"], 0, "", {}, told.append) as monitor:
+            for step in range(1, 10_000):
+                if world.rank == 1 and step == 6:
+                    monitor.request_stop()
+                monitor.record(step, loss=0.5)
+                if monitor.stop:
+                    break
+        return step, [event.status for event in told][-2:]
+
+    by_rank = dict(pools[3].run(stopped))
+    (step,) = {step for step, _ in by_rank.values()}
+    assert 6 <= step < 10_000 - 1
+    assert by_rank[0][1] == ["stopping", "stopped"]
 
 
 def test_reports_come_twice_a_second_however_long_a_step_takes() -> None:
@@ -235,14 +222,3 @@ def test_metrics_are_those_of_one_process(pools: Pools) -> None:
     alone = measured()
     for values in pools[3].run(measured).values():
         assert values == pytest.approx(alone, abs=1e-12)
-
-
-def test_a_stream_is_shared_too(pools: Pools) -> None:
-    def seen() -> list[int]:
-        batches = gpupool.shard_batches(Stream(7), 3)
-        with pytest.raises(TypeError, match=r"len\(\)"):
-            len(batches)
-        return [b.num_all for b in batches for _ in range(b.num_here)]
-
-    by_rank = pools[2].run(seen)
-    assert sorted(by_rank[0] + by_rank[1]) == [1, 3, 3, 3, 3, 3, 3]

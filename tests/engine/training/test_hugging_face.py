@@ -11,6 +11,7 @@ from torch import Tensor
 
 import gpupool
 from gpupool import SpmdError
+from tests.engine.training.vectors import by_hand
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
@@ -73,17 +74,8 @@ def writer() -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config).double()
 
 
-def by_trainer(model: Any, collate: Any) -> Tensor:
-    """The weights after the same steps in plain torch."""
-    data, parameters = sentences(), [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(parameters, 0.05, momentum=0.9)
-    for _ in range(2):
-        for start in range(0, len(data), 6):
-            batch = collate([data[i] for i in range(start, min(start + 6, len(data)))])
-            optimizer.zero_grad()
-            model(**batch).loss.backward()
-            optimizer.step()
-    return weights(model)
+def plain(model: Any, collate: Any) -> Tensor:
+    return by_hand(model, sentences(), collate, lambda batch: model(**batch).loss, SETTINGS)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -96,7 +88,7 @@ def test_a_network_trains_by_its_own_loss(
     result = train_on(pools[size], make(), sentences(), collate=collate, loss="auto", **SETTINGS)
     # Its loss of text is computed in float32, whatever the network is.
     limit = 1e-12 if make is classifier else 1e-6
-    assert (weights(result.model) - by_trainer(make(), collate)).abs().max() < limit
+    assert (weights(result.model) - plain(make(), collate)).abs().max() < limit
     assert type(result.model) is type(make())
     result.model.save_pretrained(tmp_path)
     again = type(result.model).from_pretrained(tmp_path, dtype=torch.float64)
@@ -136,7 +128,7 @@ def test_a_part_of_a_network_is_tuned(pools: Pools) -> None:
     }
     assert changed
     assert all("lora" in name for name in changed)
-    assert (weights(result.model) - by_trainer(network, as_text)).abs().max() < 1e-6
+    assert (weights(result.model) - plain(network, as_text)).abs().max() < 1e-6
 
 
 def test_rows_of_one_length_need_no_collate(pools: Pools) -> None:

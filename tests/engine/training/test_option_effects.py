@@ -1,12 +1,14 @@
 """Options of training change what they should, on the very loop that ranks run.
 
 The loop runs here in this process as rank 0 of 1. What only several ranks can show is tested on
-pools: exactness, batch norm, clipping, averages, what is kept.
+pools: exactness, orders, batch norm, clipping, averages, what is kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from gpupool import TrainingOptions
+from gpupool import SpmdError, TrainingOptions
+from gpupool.core.machine.topology import Gpu, Rank
 from gpupool.core.options.schedule import lr_factor, total_steps
 from gpupool.core.wire.events import Event, StepEvent, ValidationEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
-from gpupool.engine.training.run import Run
-from tests.support.trainings import network, samples, weights
+from gpupool.engine.training.run import Run, is_better
+from gpupool.pool.launchers.processes import engine_environment
+from tests.support.pools import Pools
+from tests.support.trainings import network, samples, train_on, weights
 
 DOUBLE = torch.float64
 DATA, HELD_OUT = samples(50, DOUBLE), samples(21, DOUBLE, seed=1)
@@ -72,11 +77,6 @@ OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"learn_rate_factors": {"2.*": 10}}, {}),
     ({"seed": 1}, {}),
     ({"seed": 1}, {"shuffle": "once"}),
-    ({"shuffle": "never"}, {}),
-    ({"shuffle": "once"}, {}),
-    ({"normalize": "fit"}, {}),
-    ({"clip": 0.01}, {}),
-    ({"ema": 0.5}, {}),
     ({"batch_size": 8}, {}),
     ({"epochs": 2}, {}),
     ({"max_steps": 5}, {}),
@@ -137,3 +137,94 @@ def test_validations_come_as_often_as_asked(every: Any, at: list[int]) -> None:
     seen = trained(validation=HELD_OUT, validate_every=every, metrics=["f1", "recall"])
     assert [event.step for event in seen.validations] == at
     assert {*seen.validations[0].metrics} == {"f1", "recall"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "values", "is_best"),
+    [
+        ("loss", [1.0, 0.5, 0.7, 0.4], [True, True, False, True]),
+        ("val_loss", [1.0, 0.5], [True, True]),
+        ("rmse", [1.0, 1.0, 0.9], [True, False, True]),
+        ("accuracy", [0.5, 0.4, 0.6], [True, False, True]),
+        ("mean_iou", [math.nan, 0.4, math.nan, 0.5], [False, True, False, True]),
+    ],
+)
+def test_the_best_is_the_least_or_the_most_by_name(
+    objective: str, values: list[float], is_best: list[bool]
+) -> None:
+    best, found = math.nan, []
+    for value in values:
+        found.append(is_better(objective, value, best))
+        best = value if found[-1] else best
+    assert found == is_best
+
+
+def test_patience_counts_validations_in_a_row_over_a_resume_too(tmp_path: Path) -> None:
+    def validated(scores: list[float], **more: Any) -> tuple[list[bool], str]:
+        given = iter(scores)
+
+        def score(outputs: Tensor, targets: Tensor) -> float:
+            return next(given)
+
+        settings = {"metrics": [score], "objective": "score", "patience": 2, "batch_size": 50}
+        seen = trained(validation=HELD_OUT, **settings, **more)
+        return [event.is_best for event in seen.validations], seen.result.stopped_by
+
+    is_best = [True, False, True, False, False]
+    assert validated([1.0, 0.9, 1.1, 1.0, 1.1], epochs=9) == (is_best, "patience")
+    saved = {"checkpoint": str(tmp_path), "resume": "auto"}
+    assert validated([1.0, 0.9, 1.1, 1.0], epochs=4, **saved) == (is_best[:4], "epochs")
+    assert validated([1.1], epochs=9, **saved) == (is_best, "patience")
+
+
+# ---- deterministic=True: what it sets on ranks, and puts back ------------------------------------
+
+
+def settings() -> tuple[Any, ...]:
+    cudnn = torch.backends.cudnn
+    return torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark
+
+
+def note(info: Any) -> None:
+    """A callback."""
+    if info.event == "end":
+        print(settings())
+
+
+def test_a_training_is_deterministic_or_torchs_error_and_nothing_stays_so(pools: Pools) -> None:
+    before = dict(pools[2].run(settings))
+    for asked in (False, True):
+        given = {"epochs": 1, "deterministic": asked, "callbacks": [note]}
+        result = train_on(pools[2], network(), samples(40), **given)
+        assert result.text(0) == f"{(asked, asked, False)}\n"
+    with pytest.raises(SpmdError) as caught:
+        train_on(pools[2], nn.Sequential(network(), Unpooled()), samples(8), deterministic=True)
+    assert caught.value.first.ename == "RuntimeError"
+    assert caught.value.first.where.startswith("test_option_effects.py, line ")  # the user's
+    assert dict(pools[2].run(settings)) == before
+
+
+class Unpooled(nn.Module):
+    """What torch cannot compute so."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        pooled, places = nn.functional.max_pool1d(inputs[:, None], 1, return_indices=True)
+        return nn.functional.max_unpool1d(pooled, places, 1)[:, 0]
+
+
+def test_cublas_has_its_variable_before_its_first_call() -> None:
+    rank = Rank(0, 1, "cuda:0", Gpu(0, "GPU-0", "a GPU"), 1)
+    assert engine_environment(rank, "", 1)[1]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in engine_environment(replace(rank, gpu=None), "", 1)[1]
+
+
+def test_the_folder_of_another_training_means_its_newest_checkpoint(
+    pools: Pools, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 8, "epochs": 2}
+    train_on(pools[2], network(), samples(24), max_steps=4, checkpoint=str(tmp_path), **settings)
+    result = train_on(pools[2], network(), samples(24), resume=str(tmp_path), **settings)
+    assert result.history.resumed is not None
+    assert result.history.resumed.step == 4
+    with pytest.raises(SpmdError, match="no checkpoint"):
+        train_on(pools[2], network(), samples(24), resume=str(tmp_path / "b"), **settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,33 +9,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import Dataset
 
 import gpupool
 from gpupool import SpmdError
+from tests.engine.training.vectors import DOUBLE, by_hand
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
-DOUBLE = torch.float64
 WORDS = 11
 SETTINGS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.1, "shuffle": "never"}
 
 
-class Text(Dataset[Any]):
-    """Sentences of 2 to 8 words, as rows of a data set of Hugging Face."""
+def sentence(index: int) -> dict[str, Tensor]:
+    """2 to 8 words, as a row of a data set of Hugging Face."""
+    generator = torch.Generator().manual_seed(index)
+    length = int(torch.randint(2, 9, (), generator=generator))
+    words = torch.randint(1, WORDS, (length,), generator=generator)
+    return {"words": words, "labels": words.roll(-1)}
 
-    def __init__(self, num: int = 21) -> None:
-        self.num = num
 
-    def __len__(self) -> int:
-        return self.num
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(index)
-        length = int(torch.randint(2, 9, (), generator=generator))
-        words = torch.randint(1, WORDS, (length,), generator=generator)
-        return {"words": words, "labels": words.roll(-1)}
+TEXT = list(map(sentence, range(21)))
 
 
 def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -66,19 +59,12 @@ def of_batch(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 
 def plain() -> Tensor:
-    """The weights after two epochs in plain torch, with whole batches."""
-    model, data = Reader(), Text()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    for _ in range(2):
-        for start in range(0, len(data), 8):
-            batch = padded([data[i] for i in range(start, min(start + 8, len(data)))])
-            optimizer.zero_grad()
-            of_batch(model(batch["words"], batch["mask"]), batch).backward()
-            optimizer.step()
-    return weights(model)
+    model = Reader()
 
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        return of_batch(model(batch["words"], batch["mask"]), batch)
 
-POINTS = torch.randn(21, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
+    return by_hand(model, TEXT, padded, loss, SETTINGS)
 
 
 def count(batch: dict[str, Tensor]) -> Tensor:
@@ -91,16 +77,16 @@ def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(
 ) -> None:
     settings = {"loss": of_batch, "collate": padded, **SETTINGS, **more}
     for n in (1, 3):
-        trained = train_on(pools[n], Reader(), Text(), **settings)
+        trained = train_on(pools[n], Reader(), TEXT, **settings)
         assert (weights(trained.model) - plain()).abs().max() < 1e-12
 
 
 def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pools) -> None:
     """Outputs are (samples, words, classes), torch's loss wants (samples, classes, words)."""
-    asked = {"validation": Text(9), "metrics": ["perplexity", "token_accuracy"], "keep": "last"}
-    result = train_on(pools[2], Reader(), Text(), collate=padded, **asked, **SETTINGS)
+    asked = {"validation": TEXT[:9], "metrics": ["perplexity", "token_accuracy"], "keep": "last"}
+    result = train_on(pools[2], Reader(), TEXT, collate=padded, **asked, **SETTINGS)
     assert (weights(result.model) - plain()).abs().max() < 1e-12
-    batch = padded([Text()[i] for i in range(9)])
+    batch = padded(TEXT[:9])
     with torch.no_grad():
         outputs = result.model(batch["words"], batch["mask"])
     last, counts = result.history.validations[-1], batch["labels"] >= 0
@@ -145,7 +131,7 @@ class Sentences(Reader):
 def test_what_differs_in_more_than_the_number_of_samples_cannot_be_gathered(pools: Pools) -> None:
     settings = {"loss": of_batch, "collate": padded, "gather": True}
     with raises(SpmdError, "gather", ename="TrainingError"):
-        train_on(pools[2], Reader(), Text(), **SETTINGS | settings)
+        train_on(pools[2], Reader(), TEXT, **SETTINGS | settings)
     assert pools[2].run(lambda: 1)[1] == 1
 
 
@@ -176,12 +162,10 @@ class Marked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(8, 8, dtype=DOUBLE), nn.Linear(8, 3, dtype=DOUBLE)
+        self.first, self.last = nn.Linear(8, 8, dtype=DOUBLE), network(DOUBLE)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = checkpoint(self.last, self.first(inputs), use_reentrant=True)
-        return found
+    def forward(self, inputs: Tensor) -> Any:
+        return checkpoint(self.last, self.first(inputs), use_reentrant=True)
 
 
 class Graphs:
@@ -201,15 +185,10 @@ def as_graphs(rows: list[Any]) -> Graphs:
     return Graphs(nodes, torch.arange(len(rows)).repeat_interleave(sizes), labels)
 
 
-class Sum(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(WORDS, WORDS, dtype=DOUBLE)
-
+class Sum(nn.Embedding):
     def forward(self, graphs: Graphs) -> Tensor:
         out = torch.zeros(len(graphs.labels), WORDS, dtype=DOUBLE)
-        return out.index_add(0, graphs.places, self.embed(graphs.nodes))
+        return out.index_add(0, graphs.places, super().forward(graphs.nodes))
 
 
 def of_graphs(outputs: Tensor, batch: Graphs) -> Tensor:
@@ -228,27 +207,27 @@ class Scored(nn.Module):
         return scores, None if targets is None else functional.cross_entropy(scores, targets)
 
 
-SQUARE = nn.Linear(8, 8, dtype=DOUBLE)
+POINTS = samples(21, DOUBLE).tensors[0]
 PAIRS = [(x[:4], x[4:]) for x in POINTS]
 GATHERED = {"loss": contrastive, "gather": True}
 
 
 @pytest.mark.parametrize(
-    ("make", "data", "settings"),
+    ("model", "data", "settings"),
     [
-        (lambda: SQUARE, list(POINTS), {"loss": "mse"}),  # its own target, as of an autoencoder
-        (Sum, Text(), {"loss": of_graphs, "collate": as_graphs}),
-        (Pairs, PAIRS, {"validation": PAIRS, "inputs": (0, 1), "targets": "batch", **GATHERED}),
+        (nn.Linear(8, 8, dtype=DOUBLE), list(POINTS), {"loss": "mse"}),  # as of an autoencoder
+        (Sum(WORDS, WORDS, dtype=DOUBLE), TEXT, {"loss": of_graphs, "collate": as_graphs}),
+        (Pairs(), PAIRS, {"validation": PAIRS, "inputs": (0, 1), "targets": "batch", **GATHERED}),
         # ranks have padded to other lengths, at which the loss does not look
-        (Sentences, Text(), {"collate": padded, **GATHERED}),
-        (Scored, samples(21, DOUBLE), {"loss": "output"}),
-        (Marked, samples(21, DOUBLE), {}),  # what is computed again is no unused part
+        (Sentences(), TEXT, {"collate": padded, **GATHERED}),
+        (Scored(), samples(21, DOUBLE), {"loss": "output"}),
+        (Marked(), samples(21, DOUBLE), {}),  # what is computed again is no unused part
     ],
 )
 def test_any_number_of_ranks_gives_what_one_does(
-    pools: Pools, make: Callable[[], nn.Module], data: Any, settings: dict[str, Any]
+    pools: Pools, model: nn.Module, data: Any, settings: dict[str, Any]
 ) -> None:
-    results = [train_on(pool, make(), data, **SETTINGS | settings) for pool in pools.values()]
+    results = [train_on(pool, model, data, **SETTINGS | settings) for pool in pools.values()]
     for result in results[1:]:
         assert result.history.loss == pytest.approx(results[0].history.loss, abs=1e-12)
         validated = [[v.loss for v in one.history.validations] for one in (result, results[0])]

@@ -14,26 +14,18 @@ import torch
 from torch.utils.data import Dataset
 
 from gpupool import TrainingOptions, TrainingResult, TrainingRun
+from tests.engine.training.vectors import DOUBLE, Points
 from tests.support.pools import Pools
 from tests.support.processes import until
-from tests.support.trainings import DEADLINE_S, network, samples, train_on, weights
-
-DOUBLE = torch.float64
+from tests.support.trainings import DEADLINE_S, network, train_on, weights
 
 
-class Augmented(Dataset[Any]):
+class Augmented(Points):
     """Samples with numbers of numpy, Python and torch added."""
 
-    def __init__(self, num: int) -> None:
-        self.samples = samples(num, DOUBLE)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
     def __getitem__(self, index: int) -> Any:
-        inputs, target = self.samples[index]
-        noise = np.random.normal(size=8) + random.gauss(0, 1)
-        return inputs + torch.from_numpy(noise) + torch.rand(8, dtype=DOUBLE), target
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.from_numpy(np.random.normal(size=8)) + random.gauss(0, 1), target
 
 
 def collated(rows: list[Any]) -> Any:
@@ -44,8 +36,7 @@ def collated(rows: list[Any]) -> Any:
 
 def train(pools: Pools, n: int, **settings: Any) -> TrainingResult:
     common = {"batch_size": 12, "lr": 0.05, "epochs": 3, "keep": "last"}
-    model = network(DOUBLE)
-    return train_on(pools[n], model, Augmented(50), **common | settings)
+    return train_on(pools[n], network(DOUBLE), Augmented(50, noise=1.0), **common | settings)
 
 
 def test_on_any_ranks_to_1e_12_and_by_any_workers_bitwise(pools: Pools) -> None:
@@ -85,7 +76,6 @@ class Computing(Dataset[Any]):
 def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pools) -> None:
     pool, options = pools[2], TrainingOptions(workers=2, batch_size=16, epochs=3)
     found = pool.run(os.getpid)
-    pids = [found[rank] for rank in (0, 1)]
     run = TrainingRun(pool, network(DOUBLE), Computing(), "cross_entropy", options, None)
     try:
         until(lambda: "worker" in run.history.reads.read_by, DEADLINE_S, "workers")
@@ -94,5 +84,5 @@ def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pool
     result = run.result()
     assert result.stopped_by == "user"
     assert weights(result.model).isfinite().all()
-    ranks = [psutil.Process(pid) for pid in pids]
+    ranks = [psutil.Process(found[rank]) for rank in (0, 1)]
     until(lambda: not any(rank.children() for rank in ranks), DEADLINE_S, "the end of processes")

@@ -59,24 +59,19 @@ def test_a_stop_is_heard_after_the_slow_step_that_runs(pools: Pools) -> None:
     assert len(result.history.steps) in (2, 3)  # the next one may have begun
 
 
-class FollowsTheLoss:
+def follow_the_loss(info: CallbackInfo) -> bool:
     """A callback that sets the learning rate by the loss it reads, and ends training."""
-
-    def __init__(self, ends_at: int) -> None:
-        self.ends_at = ends_at
-
-    def __call__(self, info: CallbackInfo) -> bool:
-        if info.event == "step" and info.loss is not None:
-            for group in info.optimizer.param_groups:
-                group["lr"] = info.loss / 10
-        return info.event == "step" and info.step == self.ends_at
+    if info.event == "step" and info.loss is not None:
+        for group in info.optimizer.param_groups:
+            group["lr"] = info.loss / 10
+    return info.event == "step" and info.step == 9
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_bit_depends_on_how_long_steps_last(pools: Pools, ranks: int) -> None:
     settings: dict[str, Any] = {"batch_size": 4, "epochs": 1}
     results = [
-        train_on(pools[ranks], model, samples(64), callbacks=[FollowsTheLoss(9)], **settings)
+        train_on(pools[ranks], model, samples(64), callbacks=[follow_the_loss], **settings)
         for model in (Slow(0.0), Slow(0.4, first=2, last=8))
     ]
     assert [result.stopped_by for result in results] == ["callback"] * 2

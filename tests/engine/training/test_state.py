@@ -9,35 +9,31 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import gpupool
+from gpupool import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.wire.events import (
-    CheckpointEvent,
-    DataEvent,
-    Event,
-    StepEvent,
-)
+from gpupool.core.wire.events import CheckpointEvent, DataEvent, Event, StepEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.engine.training.checkpoints import Checkpoints
 from gpupool.engine.training.loop import fit
+from tests.engine.training.test_option_effects import trained
 from tests.engine.training.vectors import Vectors
-from tests.support.trainings import network, samples
-
-ALONE = World(0, 1, torch.device("cpu"))
+from tests.support.pools import Pools
+from tests.support.raising import raises
+from tests.support.trainings import network, samples, train_on, weights
 
 
 def fitted(
     model: nn.Module, dataset: Any = None, **settings: Any
 ) -> tuple[dict[str, bytes], list[Event]]:
     """The bytes of the weights after training here, without a pool, and what was told."""
-    told: list[Event] = []
-    options = TrainingOptions(**{"batch_size": 8, "epochs": 2, "lr": 1e-3} | settings)
-    data = samples(30) if dataset is None else dataset
-    result = fit(model, data, "cross_entropy", options, world=ALONE, emit=told.extend)
-    state = result.model.state_dict()
-    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}, told
+    data, usual = samples(30) if dataset is None else dataset, {"batch_size": 8, "epochs": 2}
+    seen = trained(model, data, **{**usual, "lr": 1e-3, **settings})
+    state = seen.result.model.state_dict()
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}, seen.events
 
 
 def flat() -> nn.Module:
@@ -124,8 +120,90 @@ def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path
             raise ValueError("mine")
 
     options = TrainingOptions(batch_size=8, checkpoint=str(tmp_path), callbacks=[breaks])
+    world = World(0, 1, torch.device("cpu"))
     with pytest.raises(ValueError, match="mine"):
-        fit(network(), samples(30), "cross_entropy", options, world=ALONE, emit=emit)
+        fit(network(), samples(30), "cross_entropy", options, world=world, emit=emit)
     assert [event.step for event in told if isinstance(event, CheckpointEvent)] == [3]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+# ---- what modules keep (`get_extra_state`) -------------------------------------------------------
+
+
+class Counter(nn.Identity):
+    """Counts steps in a dict that it gives away itself, and has a buffer from its first batch on.
+
+    Its state has a None, too, and a version, without which it would not take the state back.
+    """
+
+    _version = 3
+    mask: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"steps": 0, "name": b"\xff", "sizes": (torch.zeros(1), [None, 1.5])}
+        self.register_buffer("mask", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.full((8,), 0.5)
+        return inputs * self.mask
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["sizes"] == (torch.zeros(1), [None, 1.5])
+        self.seen = state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "nothing"] = None
+
+    def _load_from_state_dict(self, state: Any, prefix: str, about: Any, *rest: Any) -> None:
+        assert about["version"] == 3
+        assert state.pop(prefix + "nothing") is None
+        super()._load_from_state_dict(state, prefix, about, *rest)
+
+
+def count(info: gpupool.CallbackInfo) -> None:
+    if info.event == "step":
+        info.model[0].seen["steps"] += 1  # type: ignore[index,operator]
+
+
+def counting() -> nn.Sequential:
+    return nn.Sequential(Counter(), network())
+
+
+def steps(model: Any) -> int:
+    return int(model[0].seen["steps"])
+
+
+def test_it_goes_on_from_a_checkpoint_as_if_never_interrupted(pools: Pools, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"batch_size": 8, "epochs": 2, "callbacks": [count]}
+    whole = train_on(pools[2], counting(), samples(40), max_steps=9, **settings)
+    settings |= {"checkpoint": str(tmp_path), "resume": "auto"}
+    train_on(pools[2], counting(), samples(40), max_steps=3, **settings)
+    result = train_on(pools[2], counting(), samples(40), max_steps=9, **settings)
+    assert steps(result.model) == steps(whole.model) == 9
+    assert torch.equal(weights(result.model), weights(whole.model))
+    assert result.model[0].mask.tolist() == [0.5] * 8  # type: ignore[index,union-attr]
+    assert steps(gpupool.load_weights(counting(), str(result.checkpoint))) == 9
+
+
+class Configured(nn.Identity):
+    """Has what no file that is read without running code can hold."""
+
+    def __init__(self, word: Any) -> None:
+        super().__init__()
+        self.word = word
+
+    def get_extra_state(self) -> Any:
+        return self.word
+
+
+def test_what_cannot_be_kept_is_said_before_training(pools: Pools) -> None:
+    for word, named in ((Path(), "Path"), (iter([1]), "")):
+        with raises(TrainingError, named):
+            train_on(pools[1], nn.Sequential(network(), Configured(word)), samples(24))
