@@ -47,8 +47,7 @@ def serve(number: int, work: Callable[[], Reply[Any]]) -> Reply[Any]:
         try:
             reply = work()
         finally:  # here an interrupt ends what the user's streams may wait for
-            for note in streams.restore_streams():
-                streams.say(note)
+            streams.restore_streams()
             over()
     except KeyboardInterrupt:  # it has struck between the work and here
         if reply is None:

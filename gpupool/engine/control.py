@@ -12,24 +12,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from gpupool.core.wire import environ
-from gpupool.core.wire.requests import (
-    REQUESTS,
-    Abort,
-    Answer,
-    AppendToFile,
-    ControlRequest,
-    Counts,
-    Found,
-    Interrupt,
-    ReadFile,
-    RemoveFile,
-    SetEnvironment,
-    Signal,
-    Stop,
-    Waits,
-    Where,
-)
+from gpupool.core.wire import environ, requests
+from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Found, Waits
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.s3 import refresh_filesystems
 from gpupool.engine import calls
@@ -78,37 +62,37 @@ def answer(kind: type[ControlRequest[Found]], content: Mapping[str, Any]) -> Ans
 
 def _do(request: ControlRequest[Any]) -> Any:
     match request:
-        case Stop(name, at_once):
+        case requests.Stop(name, at_once):
             return _request_stop(name, at_once)
-        case Interrupt(number):
+        case requests.Interrupt(number):
             calls.interrupt(number)
-        case Abort(number):
+        case requests.Abort(number):
             if number is not None:  # first: it may not take the failure for a reason to try again
                 calls.interrupt(number)
             forming.give_up_waiting()
             abort_collectives()
-        case Where(glance):
+        case requests.Where(glance):
             return location.locate(glance)
-        case Counts():
+        case requests.Counts():
             return forming.counts()
-        case SetEnvironment(variables, unset, refresh):
+        case requests.SetEnvironment(variables, unset, refresh):
             streams.secrets.add(environ.secret_values(variables))
             for name in unset:
                 os.environ.pop(name, None)
             os.environ.update(variables)
             if refresh:
                 refresh_filesystems()
-        case Signal(sig):
+        case requests.Signal(sig):
             os.kill(os.getpid(), getattr(signal, sig) if isinstance(sig, str) else sig)
-        case AppendToFile(name, data):
+        case requests.AppendToFile(name, data):
             with (pool_folder() / name).open("ab") as file:
                 file.write(data)
             return str(pool_folder() / name)
-        case ReadFile(name, start, num_bytes):
+        case requests.ReadFile(name, start, num_bytes):
             with (pool_folder() / name).open("rb") as file:
                 file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
                 return file.read(num_bytes)
-        case RemoveFile(name):
+        case requests.RemoveFile(name):
             (pool_folder() / name).unlink(missing_ok=True)
     return None
 

@@ -15,6 +15,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.wire import calls as wire
@@ -22,10 +23,11 @@ from gpupool.core.wire.calls import Call, torch_settings
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.values import Bindings
 from gpupool.data import device as devices
-from gpupool.engine import calls, control
+from gpupool.engine import calls, control, state_sync
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming
-from gpupool.engine.output import status, streams
+from gpupool.engine.output import streams
+from gpupool.engine.output.channel import leave_out_status
 from gpupool.engine.process import this_rank
 
 _heard = torch_settings()  # what the notebook's torch was set to when a call came last
@@ -65,11 +67,11 @@ def _do(call: Call[Any]) -> Reply[Any]:
         case wire.RunSource(source, cell_number, waits):
             return _around(partial(execute.run_source, source, cell_number, waits), call.bindings)
         case wire.RunTask(packed, sources):
-            load = partial(variables.load, packed, sources)
-            return _around(lambda: execute.run_task(load), call.bindings)
+            run = partial(execute.run_task, partial(variables.load, packed, sources))
+            return _around(run, call.bindings)
         case wire.RunFunction(packed, sources):
-            load = partial(variables.load, packed, sources)
-            return _around(lambda: execute.run_function(load), call.bindings)
+            run = partial(execute.run_function, partial(variables.load, packed, sources))
+            return _around(run, call.bindings)
         case wire.DebugCommand(line):
             return Reply(debug.command(line))
         case wire.Receive(values):
@@ -83,17 +85,9 @@ def _do(call: Call[Any]) -> Reply[Any]:
         case wire.Fetch(name, path, out_path):
             return Reply(variables.fetch(name, path, out_path))
         case wire.FetchState(names, out_path):
-            from gpupool.engine import state_sync
-
             return Reply(state_sync.fetch(names, out_path))
         case wire.SyncState(packed):
-            from gpupool.engine import state_sync
-
-            def take_over() -> Reply[None]:
-                state_sync.take_over(packed)
-                return Reply(None)
-
-            return _around(take_over, call.bindings)
+            return _around(partial(state_sync.take_over, packed), call.bindings)
         case _:
             # Samples are made on the CPU, whatever default device a cell has set.
             device = torch.get_default_device()
@@ -133,7 +127,7 @@ def _prepare() -> None:
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(calls.WAKE, lambda *_: None)
-    status.install(shell.kernel)
+    leave_out_status(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
     streams.mask_log(shell.kernel.log)
@@ -159,4 +153,5 @@ def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Repl
     device = devices.in_use()
     if reply.raised is not None and device is not None and device.lags:
         reply = replace(reply, lags=True)
-    return replace(reply, group_wanting=True) if forming.is_wanting() else reply
+    # a cell may have left its group
+    return reply if dist.is_initialized() else replace(reply, group_wanting=True)

@@ -16,18 +16,16 @@ import torch
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
-from gpupool.core.wire.pickles import Source
 from gpupool.core.wire.replies import Reply, TrainReply
 from gpupool.core.wire.state_dicts import save
 from gpupool.core.wire.values import Job
 from gpupool.engine import calls, control
-from gpupool.engine.cells.variables import Unpickler, find_modules
+from gpupool.engine.cells.variables import find_modules, load
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.forward import deterministic
 from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.process import pool_folder, this_rank
-from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.training.checkpoints import resuming
 from gpupool.engine.training.loop import fit
 
@@ -64,7 +62,5 @@ def train(call: Train) -> Reply[TrainReply]:
 def received(job: Job, num_ranks: int = 0) -> tuple[World, Any]:
     """This rank among those that train, and what the client has packed for them."""
     find_modules(job.sys_path)  # the job's classes may be of them
-    remember(job.sources)
-    return World.here(torch.device(this_rank().device), num_ranks), Source(job.packed).load(
-        Unpickler
-    )
+    world = World.here(torch.device(this_rank().device), num_ranks)
+    return world, load(job.packed, job.sources)

@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gpupool.core.wire.pickles import Packed, Packer, Source, to_wire, why_not
-from gpupool.engine.cells.variables import Unpickler, out_file
+from gpupool.core.wire.pickles import Packed, Packer, to_wire, why_not
+from gpupool.core.wire.replies import Reply
+from gpupool.engine.cells.variables import load, out_file
 from gpupool.engine.group import ddp_replicas
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import this_shell
@@ -68,19 +69,20 @@ def fetch(names: Sequence[str], out_path: str) -> Packed:
     return to_wire(packer.stream(), packer.buffers, out_file(out_path))
 
 
-def take_over(packed: Packed | None) -> None:
+def take_over(packed: Packed | None) -> Reply[None]:
     """Let names mean what they mean on the rank that has `packed` it; None: nothing is meant here.
 
     All ranks call it: DDP models get fresh buckets on all of them.
     """
     space = this_shell().user_ns
-    state = Source(packed).load(Unpickler) if packed is not None else {}
+    state = load(packed, {}) if packed is not None else {}
     held = {name: value for name, value in state.items() if not _is_plain(value)}
-    if all(name in space and _fits(space[name], value) for name, value in held.items()):
+    if all(name in space and _outline(space[name]) == _outline(held[name]) for name in held):
         for name in held:
             _update(space[name], state.pop(name))
     space.update(state)
     ddp_replicas.renew_all()
+    return Reply(None)
 
 
 def _is_plain(value: object) -> bool:
@@ -92,14 +94,8 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _fits(old: object, new: object) -> bool:
-    """Whether `_update(old, new)` makes `old` mean what `new` does."""
-    wanted = _outline(new)
-    return wanted is not None and _outline(old) == wanted
-
-
 def _outline(obj: Any) -> Any:
-    """What has to be the same on both sides; None of what cannot be changed in place."""
+    """What has to be the same on both sides for `_update`; what that cannot change equals none."""
     # By its name: a class of the notebook is another object on every rank.
     kind = type(obj).__module__, type(obj).__qualname__
     if isinstance(obj, Tensor):
@@ -110,7 +106,7 @@ def _outline(obj: Any) -> Any:
     if isinstance(obj, Optimizer):
         groups = obj.param_groups
         return kind, [[(p.shape, p.dtype) for p in group["params"]] for group in groups]
-    return kind if isinstance(obj, LRScheduler) else None
+    return kind if isinstance(obj, LRScheduler) else object()
 
 
 def _update(old: Any, new: Any) -> None:

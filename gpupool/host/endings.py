@@ -16,12 +16,6 @@ _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
 _SAYS_WHY = re.compile(r'what\(\):|^  File "', re.MULTILINE)  # the latter is a frame of Python's
-_RUNS_CELLS = re.compile(
-    r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
-)
-_CELL = re.compile(  # a file that is none
-    r'^  File "(?:[^"]*/ipykernel_\d+/\d+\.py|<ipython-input-\d+-\w+>)"(?=, line)'
-)
 
 
 def cause_of_end(status: int, log: Path, tail: str, memory: OutOfMemoryWatch) -> str:
@@ -54,8 +48,7 @@ def log_tail(log: Path, start: int) -> str:
     if not crashes:
         return "\n".join(lines[-_LOG_TAIL_LINES:])
     thrown = [line for line in lines[: crashes[-1]] if line.startswith(_THROWN)]
-    report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
-    return "\n".join(report[:_LOG_TAIL_LINES])
+    return "\n".join([*thrown[-1:], *lines[crashes[-1] :]][:_LOG_TAIL_LINES])
 
 
 class OutOfMemoryWatch:
@@ -90,12 +83,3 @@ class OutOfMemoryWatch:
                 if "oom_kill" in words:
                     return int(words[words.index("oom_kill") + 1])
         return 0
-
-
-def _crash(report: list[str]) -> list[str]:
-    """A crash report without the frames that have led to the user's code, and what follows them."""
-    for number, line in enumerate(report):
-        if _RUNS_CELLS.match(line) and report[number - 1].startswith("  File "):
-            report = report[:number]
-            break
-    return [_CELL.sub("  Cell", line) for line in report]

@@ -1,16 +1,15 @@
-"""Every call and every request has what serves it; both cross as they are."""
+"""Every call and every request has what serves it; answers cross as they are."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import pickle
 from typing import Any
 
 import pytest
 
 from gpupool.core.wire import calls
-from gpupool.core.wire.calls import BoundCall, Call, RunSource
+from gpupool.core.wire.calls import BoundCall, Call
 from gpupool.core.wire.location import Collective, Location
 from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Stop, Waits, Where
 from gpupool.engine import control, entry
@@ -22,17 +21,12 @@ def test_every_call_is_served() -> None:
         assert f"case wire.{kind.__name__}(" in inspect.getsource(entry)
 
 
-def test_a_call_crosses_as_it_is() -> None:
-    call = RunSource("1", 3, number=7)
-    assert pickle.loads(pickle.dumps(call)) == call
-
-
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_every_request_is_answered_also_one_that_makes_no_sense(
     kind: type[ControlRequest[Any]],
 ) -> None:
     assert control.answer(kind, {"nonsense": 1}).status == "error"
-    assert f"case {kind.__name__}(" in inspect.getsource(control._do)
+    assert f"case requests.{kind.__name__}(" in inspect.getsource(control._do)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_controller_follows_calls_without_reading_what_they_publish(pool2: P
 
 
 def test_a_call_is_followed_by_idle_only_if_it_has_published_something(pool2: Pool) -> None:
-    """`_publish_status`, in engine/output/status.py and pool/engines/client.py."""
+    """`_publish_status`, in engine/output/channel.py and pool/engines/client.py."""
     client: Any = plain_client(
         folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
     )

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from types import TracebackType
 from typing import Any
 
 from IPython.core.debugger import Pdb
 
 from gpupool.core.wire.replies import DebugReply
 
-_frames: TracebackType | None = None  # those of the last error that are the user's
 _NOTHING = (
     "There is nothing to look at: no code of yours has failed on this rank, or it was for a lack "
     "of memory, and its frames are not kept, as they would hold tensors."
@@ -26,19 +24,16 @@ _open: Any = None  # the debugger between two commands
 
 def remember(error: BaseException) -> None:
     """Note what the debugger is to look at: the last error, cut to the user's frames."""
-    global _frames
-    if error.__traceback__ is None:
-        return
-    _frames = error.__traceback__
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _frames
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
+    if frames := error.__traceback__:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
 
 
 def forget() -> None:
     """Release the last error's frames and what they hold."""
-    global _frames, _open
-    _frames = _open = None
+    global _open
+    _open = None
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
@@ -60,13 +55,14 @@ def command(line: str | None) -> DebugReply:
 
 
 def _begin() -> Any:
-    if _frames is None:
+    frames = getattr(sys, "last_traceback", None)
+    if frames is None:
         print(_NOTHING)
         return None
     # whatever wants to read more than a line finds an end of file
     debugger = Pdb(stdin=io.StringIO(), stdout=sys.stdout)
     debugger.reset()
-    debugger.setup(None, _frames)
+    debugger.setup(None, frames)
     debugger.print_stack_entry(debugger.stack[debugger.curindex])
     return debugger
 

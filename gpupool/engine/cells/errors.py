@@ -26,7 +26,7 @@ from gpupool.engine.cells import debug
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell.cell_names import MACHINERY, TORCH, cell_of, is_users, place
+from gpupool.engine.shell.cell_names import MACHINERY, TORCH, cell_of, innermost
 from gpupool.engine.shell.shell import this_shell
 
 MAX_CHARS = 40_000  # of a message, and of a traceback
@@ -87,13 +87,10 @@ def _message(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line in a cell of the notebook, else in a file of the user's, else ""."""
     lines = [(one.tb_frame.f_code.co_filename, one.tb_lineno) for one in _frames(error)]
     if isinstance(error, SyntaxError) and error.filename:
         lines.append((error.filename, error.lineno or 0))
-    files = [f"{place(name)}, line {line}" for name, line in lines if is_users(name)]
-    cells = [f"{cell}, line {line}" for name, line in lines if (cell := cell_of(name))]
-    return [*files, *cells][-1] if files or cells else ""
+    return innermost(lines)
 
 
 def _cut(text: str) -> str:

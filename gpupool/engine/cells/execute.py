@@ -62,16 +62,17 @@ def _wait_for_device() -> None:
         device.wait()
 
 
-def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
-    """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
+def run_function(load: Callable[[], Any]) -> Reply[CodeReply]:
+    """Call the (function, args, kwargs) of the parcel that `load` gives; its value comes back
+    whole."""
     started = time.monotonic()
-    function, args, kwargs = load()
+    (function, args, kwargs), _parts = load()
     value = function(*args, **kwargs)
     _wait_for_device()
     return Reply(CodeReply(pack(value), _text_of(value), time.monotonic() - started))
 
 
-def run_task(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
+def run_task(load: Callable[[], Any]) -> Reply[CodeReply]:
     """The same on this rank alone; what it reports is sent, unless it is not worth its time."""
     name = f"{calls.current()}"
 

@@ -42,7 +42,7 @@ _ALONE = (
     "a %%spmd cell, or pool.run(function)."
 )
 # How ranks find each other, and on which GPU, is decided here; torch ignores the name.
-_DECIDED = ("init_method", "rank", "world_size", "group_name", "device_id")
+_DECIDED = ("init_method", "store", "rank", "world_size", "group_name", "device_id")
 
 
 def install() -> None:
@@ -88,13 +88,6 @@ def _init_process_group(*args: Any, **kwargs: Any) -> None:
     given = _SIGNATURE.bind(*args, **kwargs).arguments
     # without torch's ways to say nothing
     asked = {name: value for name, value in given.items() if value not in (None, -1, "")}
-    if "store" in asked or asked.get("backend") == "fake":  # of its own
-        forming.leave()
-        _torch_init(**asked)
-        backend = str(asked.get("backend", "undefined"))
-        rank, size = dist.get_rank(), dist.get_world_size()
-        forming.refuse_strangers(asked.get("store"), "own", backend, rank, size)
-        return
     for name, here in {"world_size": this_rank().world_size, "rank": this_rank().rank}.items():
         number = int(asked.get(name, os.environ.get(name.upper(), here)))
         if number != here:

@@ -52,7 +52,7 @@ class _Kept:
     def make(self) -> Any:
         """The value: if need be, a new one."""
         if self.value is _GONE:
-            self.value, parts = self._source.load(Unpickler)
+            self.value, parts = self._source.load(_Unpickler)
             self._parts = [_weakly(part) for part in parts]
         return self.value
 
@@ -74,15 +74,14 @@ _place: Place | None = None  # where this rank has followed the notebook to
 
 
 def follow(place: Place) -> None:
-    """Go where the notebook is, if it has moved."""
+    """Go where the notebook is, if it has moved: cells may have gone elsewhere."""
     global _place
-    if place == _place:
-        return
-    _place = place
-    os.umask(place.umask)
-    with contextlib.suppress(OSError):  # another host may have no such folder
-        os.chdir(place.cwd)
-    find_modules(place.sys_path)
+    if place != _place:
+        _place = place
+        os.umask(place.umask)
+        with contextlib.suppress(OSError):  # another host may have no such folder
+            os.chdir(place.cwd)
+        find_modules(place.sys_path)
 
 
 def find_modules(sys_path: Sequence[str]) -> None:
@@ -96,9 +95,13 @@ def receive(values: Values) -> dict[int, str]:
 
     Meanwhile names mean what they will mean in the cell, so that methods that run find them.
     """
-    arrived = _take(values)
+    arrived, space = _take(values), this_shell().user_ns
     here = {name: number for name, number in values.numbers.items() if number in _kept}
-    return _let_mean(here, values.aliases, arrived, for_good=False)
+    before = {name: space.get(name, _GONE) for name in (*here, *values.aliases)}
+    try:
+        return _let_mean(here, values.aliases, arrived)
+    finally:
+        _set(before)
 
 
 def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]:
@@ -141,16 +144,12 @@ def _take(values: Values) -> list[int]:
 
 
 def _let_mean(
-    numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int], *, for_good: bool = True
+    numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int]
 ) -> dict[int, str]:
     """Let names mean the values of parcels, or what the rank has under another name.
 
     Meanwhile references to the rank's values mean what these names mean now: the notebook may swap
-    two.
-
-    Args:
-        others: parcels that are to be made too; they may have no name.
-        for_good: else the names mean again what they did.
+    two. The parcels `others` are made too; they may have no name.
 
     Returns:
         Number -> reason for those that cannot be made, and are dropped.
@@ -165,16 +164,12 @@ def _let_mean(
         for number in numbers.values():
             _kept[number].has_name = True
         waiting = {*others, *numbers.values()}
-        failed = _make(waiting, numbers)
-        while failed and len(failed) < len(waiting):
+        while len(failed := _make(waiting, numbers)) not in (0, len(waiting)):
             waiting = {*failed}
-            failed = _make(waiting, numbers)
         for number in failed:
             del _kept[number]
         return failed
     finally:
-        if not for_good:
-            _set(_former)
         _former.clear()
 
 
@@ -255,9 +250,7 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     """The rank's value as it travels; a large one is written to the file."""
     packer = Packer()
     packer.dump(_rank_value(name, path))
-    file = None
-    if packer.num_bytes > INLINE_BYTES:
-        file = out_file(out_path)
+    file = out_file(out_path) if packer.num_bytes > INLINE_BYTES else None
     return travelling.to_wire(packer.stream(), packer.buffers, file)
 
 
@@ -269,9 +262,9 @@ def out_file(place: str) -> MemoryFile:
 
 
 def load(packed: Packed, sources: Sources) -> Any:
-    """The value of a parcel that is used once."""
+    """What the notebook has packed, to be used once."""
     remember(sources)
-    return Source(packed).load(Unpickler)[0]
+    return Source(packed).load(_Unpickler)
 
 
 # ---- what a pickle from the notebook refers to -----------------------------------------------
@@ -304,7 +297,7 @@ def _storage(buffer: Any, on_gpu: bool) -> Any:
     return made.to(device=device) if on_gpu and device.type == "cuda" else made
 
 
-class Unpickler(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     """Reads a pickle on a rank: what it refers to is the rank's, GPU tensors go to its GPU."""
 
     _OURS = {  # noqa: RUF012 - pickle has no class for it

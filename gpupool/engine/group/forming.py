@@ -13,8 +13,8 @@ The group is destroyed and another one formed, with a store of its own. DDP mode
 on with the new one (`ddp_replicas.py`). What else holds a group of an earlier generation, a
 sub-group say, is cut off: to use it is an error, and never a hang.
 
-Where only some ranks train (those that have a GPU), these have a group of their own beside that of
-all ranks. It is made and left together with it.
+Where only some ranks train (those that have a GPU, or the first of them), these make a group of
+their own when they first do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import contextlib
 import datetime
 import functools
 import gc
-import logging
 import socket
 import threading
 import time
@@ -41,9 +40,8 @@ from torch.distributed import distributed_c10d
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.data import device as devices
-from gpupool.engine.group import claims, ddp_replicas, gloo_sockets, location
+from gpupool.engine.group import ddp_replicas, gloo_sockets, location
 from gpupool.engine.group.abort import abort_collectives, finish_aborts
-from gpupool.engine.group.gloo_sockets import gloo_connections
 from gpupool.engine.process import this_rank
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
@@ -65,8 +63,8 @@ _plan: GroupPlan | None = None  # how the pool formed its group last
 _num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _store: Any = None  # of the present group
 _server: Any = None  # the connection to it, of several hosts; on rank 0 the server, too
-_training_group: dist.ProcessGroup | None = None
-_first: dict[int, dist.ProcessGroup] = {}  # of so many of these ranks, as long as the group lasts
+_training: dict[int, dist.ProcessGroup] = {}  # of the first so many ranks that train
+_num_training = 0  # of them that train now; 0: all ranks
 _formed: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of all ranks, if still held
 is_hidden = False
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
@@ -91,7 +89,7 @@ def connect(plan: GroupPlan, here: Rank) -> None:
     """Form the group that all ranks have joined, in the place of the one before.
 
     Raises:
-        RuntimeError: another rank does not come, or another user has connected.
+        RuntimeError: another rank does not come, or a stranger has connected.
     """
     global _plan, _num_asked
     _plan, _num_asked = plan, 0
@@ -99,15 +97,9 @@ def connect(plan: GroupPlan, here: Rank) -> None:
         abort_collectives()  # what still waits in it gets an error
     devices.of(here.device).make_current()
     _form(plan, here, {})
-    with gloo_connections() as connections:
-        if not connections and here.world_size > 1:
-            logging.getLogger("gpupool").warning(
-                "/proc does not show gloo's connections: nobody sees who is at their other ends, "
-                "nor can free a rank from a collective on gloo."
-            )
-    if plan.training_backend == "nccl" and here.rank in plan.training_ranks:
+    if plan.backend == "nccl":
         # What there is to be set up is set up now, not in the user's first collective.
-        dist.all_reduce(torch.zeros(1, device=here.device), group=_training_group)
+        dist.all_reduce(torch.zeros(1, device=here.device))
     dist.barrier()
     if len(_formed) > 1:  # so it is on all ranks that have a model over one that was left
         ddp_replicas.renew_all()
@@ -123,25 +115,14 @@ def form_as_asked(asked: Mapping[str, Any], here: Rank) -> None:
     global _num_asked
     __tracebackhide__ = True  # not the user's
     assert _plan is not None
-    is_present = dist.is_initialized() and dist.group.WORLD in _formed
+    is_whole = dist.is_initialized() and dist.group.WORLD in _formed  # no stranger was in it
     is_usual = asked.keys() <= {"backend", "timeout"}
-    if is_present and is_usual and asked.get("backend", "").lower() in dist.get_backend_config():
+    if is_whole and is_usual and asked.get("backend", "").lower() in dist.get_backend_config():
         if "timeout" in asked:
             _set_timeout(asked["timeout"])
         return
     _num_asked += 1
     _form(_plan, here, asked)
-
-
-def _store_of(plan: GroupPlan, here: Rank) -> Any:
-    """That of the next group."""
-    global _server
-    name = plan.store if _num_asked == 0 else f"{plan.store}.{_num_asked}"
-    if not plan.key:
-        return dist.FileStore(name, here.world_size)  # type: ignore[attr-defined]
-    if _num_asked == 0 and here.rank > 0:
-        _server = _meet(plan.store)
-    return dist.PrefixStore(name, _server)  # type: ignore[attr-defined]
 
 
 def _meet(address: str, **listener: Any) -> Any:
@@ -154,24 +135,25 @@ def _meet(address: str, **listener: Any) -> Any:
 
 
 def _form(plan: GroupPlan, here: Rank, asked: Mapping[str, Any]) -> None:
-    """Leave the group and form another one of all ranks, and that of those that train."""
-    global _store, _training_group
+    """Leave the group and form another one of all ranks."""
+    global _server, _store
     __tracebackhide__ = True
     leave()
+    name = plan.store if _num_asked == 0 else f"{plan.store}.{_num_asked}"
+    if not plan.key:
+        _store = dist.FileStore(name, here.world_size)  # type: ignore[attr-defined]
+    else:
+        if _num_asked == 0 and here.rank > 0:
+            _server = _meet(plan.store)
+        _store = dist.PrefixStore(name, _server)  # type: ignore[attr-defined]
     backend = str(asked.get("backend", plan.backend)).lower()
-    _store = _store_of(plan, here)
     place = {"store": _store, "rank": here.rank, "world_size": here.world_size}
     options = {**asked, **place, "backend": _TORCH_BACKEND.get(backend, backend)}
     _torch_init(**{**options, "timeout": _CONNECT_TIMEOUT})
     # Here: what fails within torch's function would never be left.
-    refuse_strangers(_store, "", options["backend"], here.rank, here.world_size)
+    refuse_strangers(_store, "", here.rank, here.world_size)
     _set_timeout(asked.get("timeout", _TIMEOUT))
     _formed.add(_c10d._get_default_group())
-    if len(plan.training_ranks) < here.world_size:
-        ranks, backend = list(plan.training_ranks), _TORCH_BACKEND[plan.training_backend]
-        made = dist.new_group(ranks, _TIMEOUT, backend)
-        # a rank that is not in it gets a number instead
-        _training_group = made if isinstance(made, dist.ProcessGroup) else None
 
 
 def _set_timeout(timeout: datetime.timedelta) -> None:
@@ -185,10 +167,8 @@ def _set_timeout(timeout: datetime.timedelta) -> None:
 
 def leave() -> None:
     """Leave the groups, if there are any."""
-    global _training_group
     finish_aborts()
-    _training_group = None
-    _first.clear()
+    _training.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
@@ -199,18 +179,12 @@ def leave() -> None:
 @contextlib.contextmanager
 def hidden() -> Iterator[None]:
     """A block in which this process has no group, for torch and for us."""
-    global _training_group, is_hidden
-    kept = _c10d._world.default_pg, _training_group
-    _c10d._world.default_pg, _training_group, is_hidden = None, None, True
+    global is_hidden
+    kept, _c10d._world.default_pg, is_hidden = _c10d._world.default_pg, None, True
     try:
         yield
     finally:
-        (_c10d._world.default_pg, _training_group), is_hidden = kept, False
-
-
-def is_wanting() -> bool:
-    """Whether the pool has to form its group again: it was left, or is not one of all ranks."""
-    return not dist.is_initialized() or dist.get_world_size() != this_rank().world_size
+        _c10d._world.default_pg, is_hidden = kept, False
 
 
 def counts() -> dict[str, int]:
@@ -230,22 +204,25 @@ def is_of_earlier(frames: Sequence[FrameType]) -> bool:
     return any(group not in _c10d._world.pg_map for group in groups)
 
 
-def training_group(num_ranks: int = 0) -> dist.ProcessGroup | None:
-    """The group of the ranks that train; None where all do. With `num_ranks` of the first of them,
-    which call this together, the first time."""
-    if not num_ranks or num_ranks == dist.get_world_size(_training_group):
-        return _training_group
-    if num_ranks not in _first:
-        assert _plan is not None
-        made = dist.new_group(
-            list(_plan.training_ranks)[:num_ranks],
-            _TIMEOUT,
-            _TORCH_BACKEND[_plan.training_backend],
-            use_local_synchronization=True,  # the others are not asked
-        )
-        assert isinstance(made, dist.ProcessGroup)
-        _first[num_ranks] = made
-    return _first[num_ranks]
+def training_group() -> dist.ProcessGroup | None:
+    """The group of the ranks that train now; None where all do, or it was left."""
+    return _training.get(_num_training)
+
+
+def _join_training(num_ranks: int) -> None:
+    """Train from now on with the first so many ranks that can, which call this together."""
+    global _num_training
+    ranks = list(_plan.training_ranks)[: num_ranks or None] if _plan is not None else []
+    _num_training = len(ranks) if len(ranks) < dist.get_world_size() else 0
+    if _plan is None or _num_training in (0, *_training):
+        return
+    world, backend = _c10d._world, _TORCH_BACKEND[_plan.training_backend]
+    # The others are not asked: they count no group, of which their number names the next one.
+    num_made, world.group_count = world.group_count, -1
+    made = dist.new_group(ranks, _TIMEOUT, backend, use_local_synchronization=True)
+    world.group_count = num_made
+    assert isinstance(made, dist.ProcessGroup)
+    _training[_num_training] = made
 
 
 # ---- to wait for each other ------------------------------------------------------------------
@@ -261,30 +238,29 @@ def install() -> None:
     @functools.wraps(make)
     def making(size: int, place: int | None, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        ranks, backend, store, name, *_ = args
-        if place is not None and backend != "fake":  # a member; that back end has no real store
-            _wait_for_all(store, f"gpupool/{name}", place, size, "")
+        ranks, _, store, name, *_ = args
+        if place is None:  # no member
+            return make(size, place, *args, **options)
+        _wait_for_all(store, f"gpupool/{name}", place, size, "")
         made = make(size, place, *args, **options)
         if ranks:  # not the group of all ranks
-            refuse_strangers(store, name, backend, place, size)
+            refuse_strangers(store, name, place, size)
         return made
 
     _c10d._new_process_group_helper = making
 
 
-def refuse_strangers(store: Any, name: str, backend: str, place: int | None, size: int) -> None:
+def refuse_strangers(store: Any, name: str, place: int, size: int) -> None:
     """Shut out who has connected to a group, which is complete now, and is no member of it.
 
-    `place` is this rank's in the group, None if it has none. Raises a RuntimeError that names him.
+    `place` is this rank's in the group. Raises a RuntimeError that names the stranger's address.
     """
     __tracebackhide__ = True
-    if _plan is None or not _plan.key:
-        gloo_sockets.refuse_strangers()
-    elif place is not None and backend != "fake":
-        said = claims.claim(_plan.key)
-        keys = _wait_for_all(store, f"gpupool/{name}/ends", place, size, said)
-        others = [store.get(key).decode(errors="replace") for key in keys]
-        claims.refuse_unclaimed(_plan.key, others)
+    key = _plan.key if _plan is not None else ""
+    said = gloo_sockets.claim(key)
+    keys = _wait_for_all(store, f"gpupool/{name}/ends", place, size, said)
+    others = [store.get(one).decode(errors="replace") for one in keys]
+    gloo_sockets.refuse_unclaimed(key, others)
 
 
 def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> list[str]:
@@ -332,9 +308,10 @@ class World:
 
         `num_ranks`: in that of the first ranks that train, of which this is one; 0: of all.
         """
-        if num_ranks == 1 or not dist.is_initialized():
+        if not dist.is_initialized():
             return cls(0, 1, device)
-        group = training_group(num_ranks)
+        _join_training(num_ranks)
+        group = training_group()
         return cls(dist.get_rank(group), dist.get_world_size(group), device, group)
 
     @property

@@ -1,35 +1,37 @@
-"""The sockets that gloo holds in this process, and whose their other ends are, found in /proc.
+"""The sockets that gloo holds in this process, found in /proc, and whether ranks of the pool are at
+their other ends.
 
 Runs on engines, in any thread. A gloo event loop is an epoll set with a pipe and a *listening* TCP
 socket in it and without an eventfd, which the loops of libuv, zmq and asyncio have. Its other
 sockets are its connections.
 
-gloo's listener takes whoever of this machine's users connects first with the right number, and the
-numbers are 0, 1, 2 ... (gloo/transport/tcp/listener.cc). So after a group is connected, and before
-anything is sent in it, each rank looks whose the other ends of its connections are. Who holds one
-that a stranger has made sees it by itself.
+gloo's listener takes whoever connects first with the right number, and the numbers are 0, 1, 2 ...
+(gloo/transport/tcp/listener.cc). So when a group is connected, and before anything is sent in it,
+each member says in the store between which addresses its connections go, signed with the pool's
+key; each end that no other member has claimed is a stranger's. Whoever can write to the store (on
+one host nobody else can) may keep a group from being formed, or mix its ranks up, but has no place
+in it. A connection is proved once: those of other groups lead to ranks that are no members.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import json
 import os
-import pwd
 import re
 import socket
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from gpupool.engine.process import this_rank
+
 Ends = tuple[str, str]  # here and there, as "10.0.0.1:4711"
 
-_TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")  # proc(5): the sockets of all users
-_NOBODYS = "0"  # inode of a socket that no process has, or has yet; its user says nothing
-_END_CHARS = 13  # "0100007F:1F90" is 127.0.0.1:8080, and ends the same address in IPv6
 _LISTENS = (socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-_ACCEPT_S = 5.0  # a peer takes a connection at once
-_POLL_S = 0.002
 _MANY_BYTES = 1 << 16
+_SIGNATURE_CHARS = 64  # HMAC-SHA256, in hexadecimal digits
+_proved: set[tuple[int, Ends]] = set()  # with the inode of the socket
 
 
 @contextlib.contextmanager
@@ -81,42 +83,6 @@ def _duplicate(fd: str, target: str) -> socket.socket | None:
     return None
 
 
-def refuse_strangers() -> None:
-    """Shut the connections of gloo that do not lead to a process of this user.
-
-    Where /proc does not show whose they are, nothing is refused.
-
-    Raises:
-        RuntimeError: there was one. It names the other user.
-    """
-    __tracebackhide__ = True  # not the user's
-    deadline = time.monotonic() + _ACCEPT_S
-    while True:
-        with gloo_connections() as connections:
-            strange = {one: uid for one, uid in _owners(connections) if uid != os.geteuid()}
-            users = {uid for uid in strange.values() if uid is not None}
-            if not strange:
-                return
-            if users or time.monotonic() > deadline:
-                shut_out(strange)
-                break
-        time.sleep(_POLL_S)
-    named = " and ".join(map(_user_name, sorted(users))) or "somebody who cannot be named"
-    raise RuntimeError(
-        f"{named} has connected to a process group (gloo) of this pool on {socket.gethostname()} "
-        "while it was formed, and was shut out. The administrator can end that."
-    )
-
-
-def shut_out(strangers: Iterable[socket.socket]) -> None:
-    """Shut connections, and leave nothing in them that a later group could read: they are over."""
-    for one in strangers:
-        with contextlib.suppress(OSError):
-            one.shutdown(socket.SHUT_RDWR)
-            while one.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
-                pass
-
-
 def shut_connections_to(address: str) -> None:
     """Have whoever waits for an answer of this server get an error."""
     for fd in os.listdir("/proc/self/fd"):
@@ -139,27 +105,48 @@ def ends_of(connection: socket.socket) -> Ends:
     return here, there
 
 
-def _owners(connections: Sequence[socket.socket]) -> list[tuple[socket.socket, int | None]]:
-    """Connections, each with the uid of who holds its other end.
+# ---- strangers -------------------------------------------------------------------------------
 
-    None: nobody has taken it yet, or nobody holds it any more. Those are left out of which nothing
-    can come: gloo keeps who has hung up without a word.
+
+def claim(key: str) -> str:
+    """What this process says of its connections: a signature, and the ends."""
+    with gloo_connections() as connections:
+        text = json.dumps([ends_of(one) for one in connections if not is_over(one)])
+    return _signature(key, text) + text
+
+
+def refuse_unclaimed(key: str, claims: Iterable[str]) -> None:
+    """Shut the connections whose other ends no member has claimed.
+
+    Args:
+        claims: what members have said, which is believed if it is signed with `key`.
+
+    Raises:
+        RuntimeError: there was one. It names the address.
     """
-    inodes = {one: str(os.fstat(one.fileno()).st_ino) for one in connections if not is_over(one)}
-    other_ends: dict[str, tuple[str, str]] = {}
-    uids: dict[tuple[str, str], int] = {}
-    found: list[tuple[socket.socket, int | None]] = []
-    for table in filter(os.path.exists, _TABLES if inodes else ()):
-        for line in Path(table).read_text().splitlines()[1:]:
-            row = line.split()
-            local, remote, uid, inode = row[1][-_END_CHARS:], row[2][-_END_CHARS:], row[7], row[9]
-            other_ends[inode] = remote, local
-            if inode != _NOBODYS:
-                uids[local, remote] = int(uid)
-        found = [(one, uids.get(other_ends.get(own, ("", "")))) for one, own in inodes.items()]
-        if all(uid is not None for _, uid in found):  # each table takes the kernel 5 ms
-            break
-    return found
+    __tracebackhide__ = True  # not the user's
+    claimed: set[Ends] = set()
+    for said in claims:
+        text = said[_SIGNATURE_CHARS:]
+        true = _signature(key, text) + text
+        if hmac.compare_digest(true.encode(), said.encode()):
+            claimed |= {(here, there) for there, here in json.loads(text)}
+    with gloo_connections() as connections:
+        live = [one for one in connections if not is_over(one)]
+        marks = {one: (os.fstat(one.fileno()).st_ino, ends_of(one)) for one in live}
+        known = {one for one in live if marks[one] in _proved or marks[one][1] in claimed}
+        strange = {one: marks[one][1][1] for one in live if one not in known}
+        for one in strange:
+            _shut(one)
+        _proved.clear()
+        _proved.update(marks[one] for one in known)
+    if strange:
+        raise RuntimeError(
+            f"{' and '.join(strange.values())}, at the other end of a connection of a process "
+            f"group (gloo) on {this_rank().host or socket.gethostname()}, is no rank of this pool, "
+            "and was shut out: a stranger on the machine or the network, or a NAT between the "
+            "hosts, over which no pool can be."
+        )
 
 
 def is_over(connection: socket.socket) -> bool:
@@ -170,8 +157,13 @@ def is_over(connection: socket.socket) -> bool:
         return not isinstance(error, BlockingIOError)
 
 
-def _user_name(uid: int) -> str:
-    try:
-        return f"the user {pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
-        return f"the user with uid {uid}"
+def _shut(connection: socket.socket) -> None:
+    """Shut it, and leave nothing in it that a later group could read: it is over."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+        while connection.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
+            pass
+
+
+def _signature(key: str, text: str) -> str:
+    return hmac.new(key.encode(), text.encode(), "sha256").hexdigest()

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +28,7 @@ from torch.distributed.rpc import api as rpc
 from gpupool.core.wire.calls import invoke
 from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
-from gpupool.engine.shell.cell_names import cell_of, is_users, place
+from gpupool.engine.shell.cell_names import innermost
 
 _c10d: Any = _distributed_c10d  # its flight recorder is not in every version's types
 _DISTRIBUTED = distributed_c10d.__file__
@@ -58,6 +59,8 @@ def locate(glance: bool = False) -> Location:
     global _counts
     main = sys._current_frames()[threading.main_thread().ident or 0]
     frames = [frame for frame, _ in traceback.walk_stack(main)]  # the innermost first
+    # what is further out has called us
+    own = [*takewhile(lambda frame: frame.f_code.co_filename != _STUB, frames)]
     function, frame = _function(frames)
     statuses = [list(dump.get("pg_status", {}).values()) for _, dump in _dumps(False)]  # 0.1 ms
     before, _counts = _counts, json.dumps([_formed_ns, *statuses])
@@ -67,32 +70,17 @@ def locate(glance: bool = False) -> Location:
         _recorded.cache_clear()
     collective = _collective(pending[0]) if pending else _from_stack(function, frame)
     return Location(
-        line=_line(frames),
+        line=innermost([(frame.f_code.co_filename, frame.f_lineno) for frame in own[::-1]]),
         collective=collective,
         function=function,
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0)),
         queued=bool(pending and pending[0]["queued"]),
-        idle=calls.is_over() or not any(frame.f_code.co_filename == _STUB for frame in frames),
+        idle=calls.is_over() or own == frames,
         last=tuple(_collective(entry) for entry in entries if entry["retired"]),
     )
 
 
 # ---- the stack -------------------------------------------------------------------------------
-
-
-def _line(frames: list[FrameType]) -> str:
-    """The innermost line in a cell, else in a file of the user's, else ""."""
-    found = ""
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if name == _STUB:  # what is further out has called us
-            break
-        cell = cell_of(name)
-        if cell:
-            return f"{cell}, line {frame.f_lineno}"
-        if not found and is_users(name):
-            found = f"{place(name)}, line {frame.f_lineno}"
-    return found
 
 
 def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
@@ -160,10 +148,12 @@ _TAKES_BACKEND = "backend" in (_c10d._dump_fr_trace_json.__doc__ or "")
 
 def _collective(entry: dict[str, Any]) -> Collective:
     name = entry["process_group"][0]
+    named = [group for group, known in [*distributed_c10d._world.pg_names.items()] if known == name]
+    ranks = dist.get_process_group_ranks(named[0]) if named else []
     seq = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
     op = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
     since_s = max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9)
-    return Collective(op.partition(" ")[0], seq, _ranks_named(name), since_s, _values(entry), name)
+    return Collective(op.partition(" ")[0], seq, ranks, since_s, _values(entry), name)
 
 
 def _values(entry: dict[str, Any]) -> str:
@@ -174,11 +164,3 @@ def _values(entry: dict[str, Any]) -> str:
     dtype = str(getattr(torch, dtypes[0].lower(), dtypes[0])).removeprefix("torch.")
     first = f"{dtype}[{', '.join(map(str, sizes[0]))}]"
     return f"{first}, ... ({len(sizes)} tensors)" if len(sizes) > 1 else first
-
-
-def _ranks_named(name: str) -> list[int]:
-    """The global ranks of the group that torch has given this name."""
-    for group, known in list(distributed_c10d._world.pg_names.items()):
-        if known == name:
-            return dist.get_process_group_ranks(group)
-    return []

@@ -13,6 +13,7 @@ import os
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from io import StringIO
 from itertools import groupby
@@ -52,7 +53,7 @@ class Channel:
         self._num_chars = 0
         self._has_room = threading.Event()
         self._timer_set = False
-        self._flushes, self._flushes_since = 0, 0.0
+        self._flushed_at = deque[float](maxlen=NUM_FLUSHES)
         self._watched: dict[int, Take] = {}
         self._poll = select.poll()
         self.num_published = 0  # messages
@@ -73,12 +74,10 @@ class Channel:
             self._read_descriptors()
             if not self._pieces:
                 return
-            now = time.monotonic()
-            if now - self._flushes_since > 1.0:
-                self._flushes, self._flushes_since = 0, now
-            self._flushes += 1
-            if self._flushes > NUM_FLUSHES:
+            now, earlier = time.monotonic(), self._flushed_at
+            if len(earlier) == NUM_FLUSHES and now - earlier[0] < 1.0:
                 return  # the timer is set
+            earlier.append(now)
             self._schedule_text()
         if not self._is_sending():
             sent = threading.Event()
@@ -173,6 +172,39 @@ class Channel:
                 f"stream.{first.name}".encode(),
                 metadata={PIECES: [len(text) for text in texts]},
             )
+
+
+def leave_out_status(kernel: Any) -> None:
+    """Leave out what the client does not need that is calling now; others hear what they did.
+
+    ipykernel publishes "busy" before each call and "idle" after it, by which a client knows that it
+    has all output. Each costs every process on its way half a millisecond. The pool's own client
+    needs no "busy", and no "idle" after a call that has published nothing: the reply says so.
+    """
+
+    def caller() -> str:
+        return str(kernel.get_parent("shell")["header"]["session"])
+
+    owner, channel = caller(), kernel.iopub_socket.gpupool_channel
+    publish, apply = kernel._publish_status, kernel.do_apply
+    began, is_silent = channel.num_published, False
+
+    def do_apply(*args: Any) -> Any:
+        nonlocal is_silent
+        reply, buffers = apply(*args)
+        is_silent = channel.is_silent_since(began) and caller() == owner
+        return {**reply, "silent": is_silent}, buffers
+
+    def publish_status(status: str, channel_name: str, parent: Any = None) -> None:
+        nonlocal began, is_silent
+        if channel_name != "shell" or caller() != owner:
+            publish(status, channel_name, parent)
+        elif status == "busy":
+            began, is_silent = channel.num_published, False
+        elif not is_silent:
+            publish(status, channel_name, parent)
+
+    kernel.do_apply, kernel._publish_status = do_apply, publish_status
 
 
 def encodable(text: str) -> str:

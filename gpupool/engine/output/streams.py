@@ -49,7 +49,7 @@ class OrderedStream(OutStream):
         self.buffer = _Octets(self._descriptor, "wb", closefd=False)
         underlying = getattr(sys, f"__{name}__")
         underlying.reconfigure(line_buffering=True)  # it is shown too: in its place
-        _streams.append(self)
+        _streams[name] = self
 
     def write(self, string: str) -> int:
         """Receive text. In a forked child it goes the way of what C code writes."""
@@ -104,35 +104,30 @@ def follow_call(parent: dict[str, Any]) -> None:
     """
     global _shown
     _shown = extract_header(parent)
-    for own in _streams:
+    for own in _streams.values():
         own.parent_header = _shown
 
 
 def show_nothing() -> None:
     """The call that runs is the pool's own: what others write still belongs to the one before."""
     shell: Any = get_ipython()
-    for publisher in (*_streams, shell.display_pub):
+    for publisher in (*_streams.values(), shell.display_pub):
         publisher._parent_header_global = _shown
 
 
-def restore_streams() -> list[str]:
-    """Let `sys.stdout` and `sys.stderr` be streams that work; returns what did not, and why."""
-    notes = []
-    for own in _streams:
-        present: Any = getattr(sys, own.name, None)
+def restore_streams() -> None:
+    """Let `sys.stdout` and `sys.stderr` be streams that work; says what did not, and why."""
+    for name, own in _streams.items():
+        present: Any = getattr(sys, name, None)
         try:
             if present is not own:
                 present.flush()
         except BaseException as error:  # code of the user's, which an interrupt may end
-            setattr(sys, own.name, own)
-            fault = f"could not be flushed ({type(error).__name__}: {error})"
-            notes.append(f"sys.{own.name} {fault}. What is written is shown here again.")
-    return notes
-
-
-def say(text: str) -> None:
-    """Show a line on stderr, whatever code has made of that and of `print`."""
-    next(own for own in _streams if own.name == "stderr").write(f"{text}\n")
+            setattr(sys, name, own)
+            _streams["stderr"].write(
+                f"sys.{name} could not be flushed ({type(error).__name__}: {error}). What is "
+                "written is shown here again.\n"
+            )
 
 
 def mask_log(logger: logging.Logger) -> None:
@@ -164,7 +159,7 @@ def draw_as_in_a_terminal() -> None:
 # ---- inside ----------------------------------------------------------------------------------
 
 
-_streams: list[OrderedStream] = []
+_streams: dict[str, OrderedStream] = {}
 _shown: dict[str, Any] = {}  # the last call that showed its output
 
 

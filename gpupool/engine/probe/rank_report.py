@@ -21,20 +21,26 @@ from functools import partial
 from itertools import pairwise
 from statistics import fmean, median
 
+import psutil
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
+from gpupool.core.machine import limits
+from gpupool.core.machine.gpus import read_gauges
 from gpupool.core.wire.events import PHASES, Event, RankEvent
 from gpupool.data import device as devices
 from gpupool.data.device import Mark
-from gpupool.engine.probe.device_stats import make_probe
 
 REPORT_EVERY_S = 1.0
 MEASURE_EVERY_S = 0.05  # of short steps only some are measured, so that they cost nothing
 _FIRST_S = 0.4  # so that something is shown soon
 _OWN = ("data", "compute", "optimizer", "callbacks")  # what the others wait for
 _MAX_PENDING = 64  # measured steps that the GPU has not finished yet
+
+Reading = tuple[float | None, int | None, int | None, int | None]
+"""How busy, full and warm a device is, as in `RankEvent`: utilization, memory_bytes,
+total_memory_bytes, temperature_c. None where the driver, or the card, has no answer."""
 
 
 class WorkTimer:
@@ -140,6 +146,7 @@ class RankReport:
         self._last: tuple[float | None, float | None] = None, None
         self._spent = dict.fromkeys(PHASES, 0.0)
         self._counted = 0  # steps that are in it, or left out
+        make_probe = _gpu_probe if device and device.type == "cuda" else _cpu_probe
         self._probe = make_probe(device) if emit and device else None
         mark = partial(devices.of(device).mark, timed=True) if emit and device else None
         self.timer = WorkTimer(mark)
@@ -172,3 +179,39 @@ class RankReport:
         spent = self._spent | self.timer.seconds_beside
         work_s, step_s = self._last
         self._emit([RankEvent(self._rank, self._step, work_s, step_s, *self._probe(), spent)])
+
+
+def _cpu_probe(_: torch.device) -> Callable[[], Reading]:
+    """This process: CPU time over wall time times torch's threads, since the last reading."""
+    process, at, cpu = psutil.Process(), time.monotonic(), time.process_time()
+    # In a container the limit of its cgroup is what ends the process, not the machine's memory.
+    of_machine = psutil.virtual_memory().total
+    total = min(of_machine, limits.memory_limit() or of_machine)
+
+    def read() -> Reading:
+        nonlocal at, cpu
+        now, used = time.monotonic(), time.process_time()
+        share = (used - cpu) / max(now - at, 1e-3) / torch.get_num_threads()
+        at, cpu = now, used
+        return min(1.0, share), process.memory_info().rss, total, None
+
+    return read
+
+
+def _gpu_probe(device: torch.device) -> Callable[[], Reading]:
+    """The driver's, of the GPU that torch computes on; torch's own figures if it does not know it.
+
+    torch leaves the kind out of the UUID: "GPU-", or "MIG-" of an instance of one.
+    """
+    gpu = devices.Cuda(device)
+    names = [f"{kind}{gpu.uuid.removeprefix(kind)}" for kind in ("GPU-", "MIG-")]
+
+    def read() -> Reading:
+        for name in names:
+            if (found := read_gauges(name)) is not None:
+                used, total, percent, warm = found
+                return None if percent is None else percent / 100, used, total, warm
+        memory = gpu.memory()
+        return None, memory.reserved, memory.total, None
+
+    return read

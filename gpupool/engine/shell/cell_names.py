@@ -12,7 +12,7 @@ import contextlib
 import importlib.util
 import linecache
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,13 @@ LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "pu
 _NOWHERE = ("<frozen ", "<string>", "<__array_function__")  # code without a file
 
 
-def is_users(filename: str) -> bool:
-    """Whether code of this file is the user's: not a library's, nor ours."""
-    return not filename.startswith((*MACHINERY, *LIBRARIES, *_NOWHERE))
-
-
-def place(filename: str) -> str:
-    """A file's name; what `pool.run` was given has none."""
-    return "pool.run" if filename.startswith(_RUN) else Path(filename).name
+def innermost(lines: Sequence[tuple[str, int]]) -> str:
+    """Of files and lines, from the outermost on, the last that is in a cell, else in a file of the
+    user's: "Cell In[12], line 3" or "train.py, line 7"; else ""."""
+    files = [
+        f"{'pool.run' if name.startswith(_RUN) else Path(name).name}, line {line}"
+        for name, line in lines
+        if not name.startswith((*MACHINERY, *LIBRARIES, *_NOWHERE))  # a library's, or ours
+    ]
+    cells = [f"{cell}, line {line}" for name, line in lines if (cell := cell_of(name))]
+    return [*files, *cells][-1] if files or cells else ""

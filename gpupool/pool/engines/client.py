@@ -75,7 +75,7 @@ class EngineClient:
             message_future_hook=lambda sent: self._router.listen(sent.msg_id, on_message),
         )
         # `message.output` resolves after the last output: when the engine is idle again, or the
-        # reply says that there was none (gpupool/engine/output/status.py).
+        # reply says that there was none (gpupool/engine/output/channel.py).
         message.add_done_callback(
             lambda done: message.output.add_done_callback(lambda _: finish(done))
         )

@@ -35,10 +35,9 @@ NEEDED = (
     "gpupool.engine.output.streams",
     "gpupool.engine.boot",
 )
-# The first error, sync and training are not to wait for these.
+# The first error and training are not to wait for these.
 LATE = (
     "stack_data",
-    "gpupool.engine.state_sync",
     "gpupool.engine.training.loop",
     "gpupool.engine.inference",
 )

@@ -18,7 +18,6 @@ LAUNCHERS = {
         "import torch.multiprocessing as mp\n"
         "mp.start_processes(work, nprocs=2, start_method='fork')"
     ),
-    "spawn": "import torch.multiprocessing as mp\nmp.spawn(fn=work, args=(2,), nprocs=2)",
     "elastic": (
         "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
         "config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2,\n"

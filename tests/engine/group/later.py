@@ -42,9 +42,6 @@ class _Stuck(Counter):
     def advance(self) -> None:
         pass
 
-    def value(self) -> int:
-        return 0
-
 
 def install() -> None:
     """Have it in the place of this process's CPU."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from gpupool import TrainingOptions
 from gpupool.core.wire.events import Event, ProgressEvent
+from gpupool.data.device import Mark
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.loop import fit
@@ -61,19 +61,11 @@ def test_a_rank_that_is_alone_tells_too(pools: Pools) -> None:
     assert 50 << 20 < (event.memory_bytes or 0) < (event.total_memory_bytes or 0)
 
 
-class At:
+class At(Mark):
     """A mark at a time that a test says."""
 
     def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end: Any, /) -> float:
-        return 1000 * float(end.at_s - self.at_s)
+        self._at_s = at_s
 
 
 def test_a_step_is_cut_into_its_phases() -> None:
