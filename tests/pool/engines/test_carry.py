@@ -117,7 +117,7 @@ def test_a_sending_ends_with_its_call_or_its_rank(hosts: TwoHosts, ename: str) -
         ended = {0}
     else:
         execution.interrupt()
-        until(lambda: 0 in {*execution._futures.values()}, 5.0, "the end of the sending")
+        until(lambda: 0 in execution._failures, 5.0, "the end of the sending")
         os.kill(pid, signal.SIGCONT)
         ended = {0, 1}
     with pytest.raises(SpmdError) as caught:
