@@ -161,7 +161,7 @@ def photos_url(s3: SeaweedServer) -> str:
     """A bucket with 20 real images of each of 10 classes in train/ and 10 of each in test/."""
     with (s3.folder / "photos").open("a+") as made:  # by the worker that comes first
         fcntl.flock(made, fcntl.LOCK_EX)
-        if not made.tell():
+        if not os.fstat(made.fileno()).st_size:
             options, url = s3.storage_options, s3.make_bucket("photos")
             photos.upload(
                 url, photos.source(), num_train=200, num_test=100, storage_options=options

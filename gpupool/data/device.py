@@ -1,22 +1,18 @@
 """What a device does with the work it is given: the only file that calls `torch.cuda`.
 
-    device = devices.of(tensor.device)
-    copy, copied = device.copy_to_host(tensor)   # begins
-    copied.synchronize()                         # is whole
-
 A CPU has computed when the call returns. A GPU is given work in the order of a stream and computes
 later: the host runs ahead of it, by many steps of a training. Tests put a third device in the place
 of the CPU, which lags as a GPU does (`tests/engine/group/later.py`).
 
-It lies below the engine, because threads that read data use it too. Loads torch, and opens no
-context on a GPU before one is used.
+It lies below the engine, because threads that read data use it too. Opens no context on a GPU
+before one is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,13 +51,6 @@ class Counter:
     def value(self) -> int:
         """How many it has completed by now; from any thread."""
         return self._value
-
-
-class Memory(NamedTuple):
-    """Bytes of a GPU: all there are, and those that torch keeps in this process."""
-
-    total: int
-    reserved: int
 
 
 class Device:
@@ -161,10 +150,10 @@ class Cuda(Device):
     def seed(self, key: int) -> None:
         torch.cuda.default_generators[self.device.index].manual_seed(key)
 
-    def memory(self) -> Memory:
-        """How full it is."""
-        _, total = torch.cuda.mem_get_info(self.device)
-        return Memory(total, torch.cuda.memory_reserved(self.device))
+    def memory(self) -> tuple[int, int]:
+        """Bytes that torch keeps in this process, and all there are."""
+        reserved = torch.cuda.memory_reserved(self.device)
+        return reserved, torch.cuda.mem_get_info(self.device)[1]
 
     def free_cache(self) -> None:
         """Give back the memory that torch keeps for later tensors."""

@@ -25,7 +25,7 @@ from gpupool.core import current
 from gpupool.core.errors import DataError
 from gpupool.core.progress import draw_with
 from gpupool.core.wire import calls
-from gpupool.data.cache.cache_folder import private_folder
+from gpupool.data.stores.cache import private_folder
 from gpupool.engine import entry
 from gpupool.engine.output.emit import emit_progress
 from gpupool.engine.process import pool_folder, this_rank

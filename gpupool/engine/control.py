@@ -14,7 +14,7 @@ from typing import Any
 
 from gpupool.core.wire import environ, requests
 from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Found, Waits
-from gpupool.data.stores import retry, waiting
+from gpupool.data.stores import retry
 from gpupool.data.stores.s3 import refresh_filesystems
 from gpupool.engine import calls
 from gpupool.engine.group import forming, location
@@ -102,7 +102,7 @@ def _request_stop(name: str, at_once: bool) -> Waits:
     _stopped[name] = at_once or stops_at_once(name)
     oldest = retry.oldest()
     return Waits(
-        batch_s=waiting.waited_s() or 0.0,
+        batch_s=retry.waited_s(),
         store_s=oldest.passed_s if oldest else 0.0,
         reason=oldest.reason if oldest else "",
     )

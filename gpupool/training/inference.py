@@ -30,7 +30,7 @@ from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import Job
-from gpupool.data.datastores.preview import Picture, Preview
+from gpupool.data.datastores.views import Picture, Preview
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool

@@ -37,7 +37,7 @@ len(folder.list_files())
 
 READING = """
 import os, time, s3fs
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef
 from gpupool.data.stores.folder import Folder
 filesystem = s3fs.S3FileSystem(use_listings_cache=False)
 folder = Folder("s3://photos/test")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import gpupool.data.reading.decode  # noqa: F401 - that it imports torch counts for no file
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef, Folder
 from gpupool.notebook.cells.lines import fold_bars
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.terminal_text import as_shown, line_as_shown

@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.cache.cache import Cache
-from gpupool.data.datastores.check import CheckResult, check
-from gpupool.data.datastores.labels import among
-from gpupool.data.datastores.preview import Preview, make_preview
-from gpupool.data.datastores.splits import split
+from gpupool.data.datastores.labels import among, split
 from gpupool.data.datastores.table import Files
+from gpupool.data.datastores.views import CheckResult, Preview, check, make_preview
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, InParts, apply_transform, read_samples
-from gpupool.data.reading.shards import epoch_order
-from gpupool.data.stores.interface import Source
+from gpupool.data.reading.samples import Draw, InParts, apply_transform
+from gpupool.data.reading.shards import Indices, epoch_order
+from gpupool.data.stores.cache import Cache
+from gpupool.data.stores.folder import Source
 
 if TYPE_CHECKING:
     import torch
@@ -38,27 +36,22 @@ class Datastore(InParts):
 
     Args:
         files: the image of each sample; then what else belongs to it, as its mask.
-        indices: the label of each, -100 where it has none.
-        names: of the labels.
+        labels: the label of each as an index into `classes`, -100 where it has none.
+        names: the `classes`.
         transform: what `with_transform` was given.
         normalization: what `with_normalization` was given, as plain data.
     """
 
     files: tuple[Files, ...]
-    indices: NDArray[np.int32]
+    labels: Indices
     names: tuple[str, ...]
     transform: Callable[..., Any] | None = None
     normalization: Normalization | None = None
 
     @property
-    def sources(self) -> tuple[Source, ...]:
-        """Where the files lie."""
-        return tuple(source for files in self.files for source in files.sources)
-
-    @property
     def url(self) -> str:
-        """Where the images lie, without a password."""
-        return " + ".join(dict.fromkeys(source.shown_url for source in self.sources))
+        """Where the files lie, without a password."""
+        return " + ".join(dict.fromkeys(source.shown_url for source in self._sources()))
 
     @property
     def classes(self) -> list[str]:
@@ -66,21 +59,12 @@ class Datastore(InParts):
         return list(self.names)
 
     @property
-    def labels(self) -> NDArray[np.int64]:
-        """The label of each image as an index into `classes`, -100 without; shape (len(self),)."""
-        return self.indices.astype(np.int64)
-
-    @property
     def paths(self) -> list[str]:
         """The URL of each image."""
         return list(map(self.files[0].url, range(len(self))))
 
     def __len__(self) -> int:
-        return len(self.indices)
-
-    def num_bytes(self, index: int) -> int:
-        """The size of sample `index` in the store, as listed: what `fetch` will hold."""
-        return sum(files.num_bytes(self._row(index)) for files in self.files)
+        return len(self.labels)
 
     def fetch(self, index: int) -> Any:
         """What the store holds of sample `index`. Waits; may be called from many threads.
@@ -102,7 +86,7 @@ class Datastore(InParts):
         if self.transform is not None:
             with keyed_draws(draw, index):
                 made = apply_transform(self.transform, self.name(index), made)
-        return made, int(self.indices[index])
+        return made, int(self.labels[index])
 
     def name(self, index: int) -> str:
         """The printable URL of an image."""
@@ -110,7 +94,7 @@ class Datastore(InParts):
 
     def label(self, index: int) -> str:
         """The name of the class of an image; "" without."""
-        number = int(self.indices[index])
+        number = int(self.labels[index])
         return self.names[number] if number >= 0 else ""
 
     def __repr__(self) -> str:
@@ -119,7 +103,7 @@ class Datastore(InParts):
 
     def count_each_label(self) -> dict[str, int]:
         """How many images each class has, in the order of `classes`."""
-        counts = np.bincount(self.indices[self.indices >= 0], minlength=len(self.names))
+        counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.names))
         return dict(zip(self.names, counts.tolist(), strict=True))
 
     def subset(self, indices: ArrayLike) -> Self:
@@ -129,7 +113,7 @@ class Datastore(InParts):
         if rows.ndim != 1:
             raise OptionsError("indices must be a flat list of integers, or one bool per image")
         files = tuple(files.take(rows) for files in self.files)
-        return self._with(files=files, indices=self.indices[rows])
+        return self._with(files=files, labels=self.labels[rows])
 
     def shuffle(self, seed: int = 0) -> Self:
         """The same images in an order that `seed` determines."""
@@ -144,27 +128,7 @@ class Datastore(InParts):
             train, validation = ds.split_each_label(0.9, seed=0)
             few, some, rest = ds.split_each_label(10, 100)
         """
-        return tuple(map(self.subset, split(self.indices, self.names, sizes, seed)))
-
-    def concat(self, *others: Self) -> Self:
-        """The images of this and other datastores of the same kind, one after the other.
-
-        Classes of the same name become one. Ours keep their indices, new ones follow, so that a
-        network trained on ours keeps its meaning.
-        """
-        files, indices, names = self.files, [self.indices], list(self.names)
-        for other in others:
-            # A datastore has one of each setting: those of the others would be lost.
-            if type(other) is not type(self) or other._settings() != self._settings():
-                raise OptionsError(
-                    f"concat takes datastores that are {type(self).__name__}s, with the same "
-                    "transform, normalization and classes of masks: concat first, then call "
-                    "with_transform and with_normalization; or take torch's ConcatDataset"
-                )
-            names += [name for name in other.names if name not in names]
-            files = tuple(map(Files.join, files, other.files))
-            indices.append(among(names, other.indices, other.names))
-        return self._with(files=files, indices=np.concatenate(indices), names=tuple(names))
+        return tuple(map(self.subset, split(self.labels, self.names, sizes, seed)))
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same images, with the indices that their classes have among `classes`.
@@ -174,7 +138,7 @@ class Datastore(InParts):
 
         Raises OptionsError if an image is of another class, or a name comes twice.
         """
-        return self._with(indices=among(classes, self.indices, self.names), names=tuple(classes))
+        return self._with(labels=among(classes, self.labels, self.names), names=tuple(classes))
 
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
         """The same images, each passed through `transform`, replacing an earlier one; None: as is.
@@ -222,7 +186,7 @@ class Datastore(InParts):
 
         if not len(self):
             raise OptionsError(f"{self!r} is empty: there is nothing to read")
-        batch = batch_of(read_samples(self, range(len(self))), pin=False)
+        batch = batch_of(self.__getitems__(range(len(self))), pin=False)
         return batch.inputs, batch.targets
 
     def cached(self, limit_gib: float, folder: str | None = None) -> Self:
@@ -239,20 +203,17 @@ class Datastore(InParts):
                 f"{self.url} reports no versions (ETags) of its files, so a cache could not see "
                 "that one has changed; read it without cached()"
             )
-
         cache = Cache(limit_gib, folder)
-        for source in self.sources:
+        for source in self._sources():
             # Now, so that a folder that cannot be made is an error of this call, not of a rank.
             cache.open(source)
         return self._with(files=tuple(replace(files, cache=cache) for files in self.files))
 
+    def _sources(self) -> list[Source]:
+        return [source for files in self.files for source in files.sources]
+
     def _row(self, index: int) -> int:
         return range(len(self))[index]
-
-    def _settings(self) -> dict[str, Any]:
-        """All that is no column, and no name of one."""
-        columns = ("files", "indices", "names")
-        return {name: value for name, value in self.__dict__.items() if name not in columns}
 
     def _with(self, **changes: Any) -> Self:
         # Not `type(self)(...)`: `__init__` of a subclass would list the files again.

@@ -12,8 +12,7 @@ from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.labels import Labels, labelled, warn
 from gpupool.data.datastores.table import Files
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef, Folder
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 # Pictures by their names, which may be of formats that no library here decodes.
@@ -62,10 +61,8 @@ class ImageDatastore(Datastore):
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
         found = find_files(folder, extensions, "images")
-        files = table(folder, found)
         paths = [image.path for image in found]
-        kept, indices, names = labelled(paths, files.url, labels, classes)
-        super().__init__((files.take(kept),), indices, names)
+        super().__init__(*labelled(table(folder, found), paths, labels, classes))
 
 
 def list_folder(folder: Folder) -> list[FileRef]:
@@ -95,8 +92,7 @@ def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> li
 
 def table(folder: Folder, found: Sequence[FileRef]) -> Files:
     """The files of a folder, in this order."""
-    rows = ((0, file.version, file.size, 0) for file in found)
-    return Files.of((folder,), (file.path for file in found), rows)
+    return Files.of((folder,), [(0, one.version, one.size, 0, one.path) for one in found])
 
 
 def warn_of_pictures(paths: Iterable[str], extensions: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Which label a file has: by its folder, a function, or a table. Runs anywhere; no torch."""
+"""Which label a file has, by its folder, a function, or a table; and how a data set is split by
+labels. Runs anywhere; no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +17,8 @@ from numpy.typing import NDArray
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.terminal import plain, without_controls
-from gpupool.data.reading.shards import Indices
+from gpupool.data.datastores.table import Files
+from gpupool.data.reading.shards import Indices, keyed_generator
 
 # What Windows and careless programs write for a slash.
 _NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
@@ -25,20 +28,19 @@ UrlOf = Callable[[int], str]
 
 
 def labelled(
+    files: Files,
     paths: Sequence[str],
-    url_of: UrlOf,
     labels: Labels,
     classes: Sequence[str] | None,
     known: Sequence[str] | None = None,
-) -> tuple[Indices, NDArray[np.int32], tuple[str, ...]]:
-    """The places of the files that have a label, their indices, and the names of the classes.
+) -> tuple[tuple[Files], Indices, tuple[str, ...]]:
+    """The files that have a label, their labels as indices, and the names of the classes.
 
     Classes that are not given are sorted as texts, as torchvision's ImageFolder does, whose
     networks exist; those that are no folders, and all whole numbers, so that "10" follows "9".
 
     Args:
         paths: of the files, below the URL of their datastore.
-        url_of: gives the URL of the file at a place in `paths`.
         labels: as of `ImageDatastore`.
         classes: the names that must hold every label, if they are given.
         known: the label of each file, where that need not be found out.
@@ -47,21 +49,21 @@ def labelled(
     table that do not fit.
     """
     if labels is None:
-        return np.arange(len(paths)), np.full(len(paths), NO_CLASS, np.int32), ()
+        return (files,), np.full(len(paths), NO_CLASS), ()
     # A data frame compares element by element, and has no truth.
     are_folders = isinstance(labels, str) and labels == "foldernames"
     given: Sequence[str | None] = known or ()
     if not given and are_folders:
-        given = _by_folder(paths, url_of, is_clear=classes is not None)
+        given = _by_folder(paths, files.url, is_clear=classes is not None)
     elif not given:
-        given = _chosen(paths, url_of, labels)
+        given = _chosen(paths, files.url, labels)
     # Names are printed in tables, plots and errors.
     found = {label for label in given if label is not None}
     odd = [label for label in found if not label or without_controls(label) != label]
     if odd or not found:
         raise DataError(
-            f"labels= gave {odd[0] if odd else None!r} for an image, or all, as {url_of(0)}; a "
-            "class is named in one line of text",
+            f"labels= gave {odd[0] if odd else None!r} for an image, or all, as {files.url(0)}; "
+            "a class is named in one line of text",
             "no labels",
         )
     # Sorted, as a set has no order: the indices must be those of the next listing, and of any rank.
@@ -69,15 +71,13 @@ def labelled(
     names = tuple(sorted(found, key=int if are_numbers else None))
     index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)}
     kept = [place for place, label in enumerate(given) if label is not None]
-    indices = np.array([index_of[given[place]] for place in kept], np.int32)
+    indices = np.array([index_of[given[place]] for place in kept])
     if classes is not None:
         indices, names = among(classes, indices, names), tuple(classes)
-    return np.array(kept), indices, names
+    return (files.take(np.array(kept)),), indices, names
 
 
-def among(
-    classes: Sequence[str], indices: NDArray[np.int32], names: Sequence[str]
-) -> NDArray[np.int32]:
+def among(classes: Sequence[str], indices: Indices, names: Sequence[str]) -> Indices:
     """Labels as indices into `classes` in the place of `names`; -100 stays.
 
     Raises OptionsError if `classes` lack a name that an image has, or are no names.
@@ -86,13 +86,55 @@ def among(
     if len(place) != len(classes) or not all(isinstance(name, str) for name in classes):
         raise OptionsError(f"classes={list(classes)!r} must be names, each once")
     # Those without a class find the last one.
-    places = np.array([*(place.get(name, NO_CLASS) for name in names), NO_CLASS], np.int32)
-    changed: NDArray[np.int32] = places[np.maximum(indices, -1)]
+    places = np.array([*(place.get(name, NO_CLASS) for name in names), NO_CLASS])
+    changed: Indices = places[np.maximum(indices, -1)]
     lacking = np.unique(indices[(changed < 0) & (indices >= 0)])
     if len(lacking):
         unknown = ", ".join(names[index] for index in lacking)
         raise OptionsError(f"there are images of {unknown}, which classes={classes!r} lacks")
     return changed
+
+
+def split(
+    labels: NDArray[Any], classes: Sequence[str], sizes: Sequence[float], seed: int | None
+) -> list[Indices]:
+    """Each class cut alike: indices for each of `sizes`, and for the rest if any is left; sorted.
+
+    `sizes` are fractions of each class, or whole numbers per class. `seed=None` takes the first of
+    each class, a number draws them.
+    """
+    shown = f"split_each_label({', '.join(map(repr, sizes))})"
+    kinds = {isinstance(size, Integral) and not isinstance(size, bool) for size in sizes}
+    # Fractions that add up to 1 may come to slightly more as floats.
+    fractions_fit = all(0 < size < 1 for size in sizes) and sum(sizes) < 1 + 1e-9
+    if len(kinds) != 1 or not (min(sizes) >= 1 if True in kinds else fractions_fit):
+        raise OptionsError(
+            f"{shown}: give fractions between 0 and 1 that add up to at most 1, or whole numbers "
+            "of images per label"
+        )
+    if not len(classes):
+        raise OptionsError("these images have no labels; use subset")
+    pieces = []
+    for index, name in enumerate(classes):
+        own = np.flatnonzero(labels == index)
+        if seed is not None:
+            # A key for each class: how one is drawn does not depend on the others.
+            own = keyed_generator(seed, index).permutation(own)
+        cuts = np.cumsum(sizes)
+        if False in kinds:
+            # The small term makes 0.1 + 0.2 of 10 images three of them, whatever floats add up to.
+            cuts = np.minimum(len(own), cuts * len(own) + 0.5 + 1e-9).astype(int)
+        elif sum(sizes) > len(own):
+            raise OptionsError(
+                f"{shown} asks for {sum(sizes)} images per label, but {name!r} has {len(own)}"
+            )
+        pieces.append(np.split(own, cuts))
+    parts = [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
+    if not len(parts[-1]):  # nothing is left for the rest
+        parts.pop()
+    if len(parts) < 2 or not all(map(len, parts)):
+        raise OptionsError(f"{shown} of {len(labels):,} images leaves a part empty")
+    return parts
 
 
 def warn(message: str) -> None:

@@ -2,7 +2,7 @@
 
 Ranks of a host share them, and no reference count of a worker process copies them page by page.
 
-    files = Files.of((folder,), ["a/1.png", "a/2.png"], [(0, 0, 1024, 0), (0, 0, 2048, 0)])
+    files = Files.of((folder,), [(0, 0, 1024, 0, "a/1.png"), (0, 0, 2048, 0, "a/2.png")])
     part = files.take(np.array([1]))
     files.read(1) == part.read(0)
 """
@@ -10,20 +10,19 @@ Ranks of a host share them, and no reference count of a worker process copies th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpupool.data.cache.cache import Cache
 from gpupool.data.reading.shards import Indices
-from gpupool.data.stores.interface import FileRef, Source
+from gpupool.data.stores.cache import Cache
+from gpupool.data.stores.folder import FileRef, Source
 
-_ROW = np.dtype(
-    [("source", np.uint32), ("version", np.uint32), ("size", np.int64), ("start", np.int64)]
-)
+Row = tuple[int, int, int, int, str]  # as in `Files.rows`
+_COLUMNS = [("source", "u4"), ("version", "u4"), ("size", "i8"), ("start", "i8")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,66 +32,38 @@ class Files:
     Args:
         sources: where they lie.
         rows: of each file the index of its source, 32 bits of its ETag (0 where there is none), its
-            size in bytes, and where in a file of its source a part begins (0 for whole files).
-        paths: of all files below their sources, as bytes, one after the other.
-        ends: where in `paths` the one of each file ends.
+            size in bytes, where in a file of its source a part begins (0 for whole files), and its
+            path below its source, as bytes.
         cache: through which they are read, if they are.
     """
 
     sources: tuple[Source, ...]
     rows: NDArray[Any]
-    paths: NDArray[np.uint8]
-    ends: NDArray[np.int64]
     cache: Cache | None = None
 
     @classmethod
-    def of(
-        cls, sources: Sequence[Source], paths: Iterable[str], rows: Iterable[tuple[int, ...]]
-    ) -> Files:
-        """Files by their paths and rows. Names that are no UTF-8 come back as they were."""
+    def of(cls, sources: Sequence[Source], rows: Iterable[Row]) -> Files:
+        """Files by their rows. Names that are no UTF-8 come back as they were."""
         # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
-        encoded = [path.encode(errors="surrogateescape") for path in paths]
-        return cls(tuple(sources), np.array(list(rows), _ROW), *_packed(encoded))
+        encoded = [(*row[:-1], row[-1].encode(errors="surrogateescape")) for row in rows]
+        width = max((len(row[-1]) for row in encoded), default=1)
+        return cls(tuple(sources), np.array(encoded, [*_COLUMNS, ("path", f"S{width}")]))
 
     def url(self, row: int) -> str:
         """The printable URL of a file."""
         return self.sources[int(self.rows["source"][row])].name(self._path(row))
 
-    def num_bytes(self, row: int) -> int:
-        """The size of a file, as listed."""
-        return int(self.rows["size"][row])
-
     def read(self, row: int) -> bytes:
         """The contents of a file; raises what `Source.read` raises."""
-        source, version, size, start = self.rows[row].tolist()
-        where, file = self.sources[int(source)], FileRef(self._path(row), size, version)
-        read = where.read if self.cache is None else partial(self.cache.read, where)
+        number, version, size, start, _ = self.rows[row].tolist()
+        source, file = self.sources[number], FileRef(self._path(row), size, version)
+        read = source.read if self.cache is None else partial(self.cache.read, source)
         return read(file, start, size if start else None)
 
     def take(self, rows: Indices) -> Files:
         """These files, in that order."""
-        paths, ends = self.paths.tobytes(), self.ends[rows].tolist()
-        starts = np.append(0, self.ends)[rows].tolist()
-        taken = [paths[start:end] for start, end in zip(starts, ends, strict=True)]
-        return Files(self.sources, self.rows[rows], *_packed(taken), self.cache)
-
-    def join(self, other: Files) -> Files:
-        """The files of both, through our cache; the same sources, as of parts of one datastore,
-        are kept once."""
-        sources, theirs = self.sources, other.rows
-        if sources != other.sources:
-            theirs = theirs.copy()
-            theirs["source"] += len(sources)
-            sources += other.sources
-        paths = np.concatenate([self.paths, other.paths])
-        ends = np.concatenate([self.ends, other.ends + len(self.paths)])
-        return Files(sources, np.concatenate([self.rows, theirs]), paths, ends, self.cache)
+        return replace(self, rows=self.rows[rows])
 
     def _path(self, row: int) -> str:
-        encoded = self.paths[self.ends[row - 1] if row else 0 : self.ends[row]]
-        return encoded.tobytes().decode(errors="surrogateescape")
-
-
-def _packed(paths: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    ends = np.cumsum(list(map(len, paths)), dtype=np.int64)
-    return np.frombuffer(b"".join(paths), np.uint8), ends
+        path: bytes = self.rows["path"][row]
+        return path.decode(errors="surrogateescape")

@@ -25,8 +25,6 @@ from typing import Any
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import without_controls
-from gpupool.data.cache.cache import kept
-from gpupool.data.cache.cache_folder import cache_folder
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.images import (
     IMAGE_EXTENSIONS,
@@ -36,9 +34,9 @@ from gpupool.data.datastores.images import (
     warn_of_pictures,
 )
 from gpupool.data.datastores.labels import Labels, labelled
-from gpupool.data.datastores.table import Files
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef, Source
+from gpupool.data.datastores.table import Files, Row
+from gpupool.data.stores.cache import cache_folder, kept
+from gpupool.data.stores.folder import FileRef, Folder, Source
 from gpupool.data.stores.threads import in_threads
 
 # The name up to the first dot of its last part.
@@ -88,14 +86,13 @@ class TarDatastore(Datastore):
         where = labels if isinstance(labels, str) and labels.startswith(".") else ""
         extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
-        rows, paths, texts, left = list[tuple[int, ...]](), list[str](), list[str](), list[str]()
+        rows, texts, left = list[Row](), list[str](), list[str]()
         index = in_threads(partial(_kept_samples, endings=endings, where=where), tars, _AT_ONCE)
         with progress("Reading headers", len(tars), "tars") as bar:
             for number, (samples, others) in enumerate(index):
                 left += others
                 for path, start, size, text in samples:
-                    rows.append((number, tars[number].file.version, size, start))
-                    paths.append(path)
+                    rows.append((number, tars[number].file.version, size, start, path))
                     texts.append(text)
                 bar.advance()
         warn_of_pictures(left, extensions)
@@ -105,10 +102,9 @@ class TarDatastore(Datastore):
                 f"{', '.join(extensions)}",
                 "nothing",
             )
-        files = Files.of(tars, paths, rows)
+        files, paths = Files.of(tars, rows), [row[-1] for row in rows]
         known = texts if where else None
-        kept, indices, classes = labelled(paths, files.url, labels, classes, known)
-        super().__init__((files.take(kept),), indices, classes)
+        super().__init__(*labelled(files, paths, labels, classes, known))
 
 
 @dataclass(frozen=True)

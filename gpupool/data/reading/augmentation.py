@@ -87,7 +87,6 @@ class _Keyed(TorchFunctionMode):
         super().__init__()
         self._key = key
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._default_device: torch.device | None = None
 
     @property
     def has_drawn(self) -> bool:
@@ -124,8 +123,7 @@ class _Keyed(TorchFunctionMode):
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 return value.device
-        self._default_device = self._default_device or torch.get_default_device()
-        return self._default_device
+        return torch.get_default_device()
 
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = self._generators.get(device)

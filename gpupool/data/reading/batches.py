@@ -46,8 +46,8 @@ class Batch(NamedTuple):
 class Reading:
     """How batches are read.
 
-    `draw` keys the random numbers of augmentation; `skip` leaves out samples that cannot be read.
-    `collate` is the user's function that makes a batch; `depth` batches are read ahead.
+    `draw` keys the random numbers of augmentation; `skip` leaves out samples that raise SampleError
+    and lists them in the batch; `collate` is the user's function that makes a batch of a list.
     """
 
     draw: Draw | None = None
@@ -210,10 +210,9 @@ def _column(name: str, rows: Sequence[Mapping[str, Any]], pin: bool) -> Any:
     try:
         return _collated(name, [_numbers_of(row[name]) for row in rows], pin)
     except KeyError:
-        error = DataError(f"some samples have a column {name!r}, and some have none", "no column")
-    except DataError as found:
-        error = found
-    return error.with_traceback(None)
+        return DataError(f"some samples have a column {name!r}, and some have none", "no column")
+    except DataError as error:
+        return error.with_traceback(None)
 
 
 def _tensor_of(value: Any) -> Any:

@@ -16,8 +16,7 @@ from gpupool.core.options.datasets import NO_CLASS
 from gpupool.data.reading import subsets
 from gpupool.data.reading.augmentation import keyed_draws
 from gpupool.data.reading.samples import Draw, InParts, Samples, apply_transform
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef, Folder
 
 Transform = Callable[..., Any]
 

@@ -48,15 +48,12 @@ def load_batches(
 ) -> Reads:
     """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
 
-    A data set of ours (`Samples`), or a Subset of one, is fetched by many threads and decoded by as
-    many as this process has cores (`torch.get_num_threads()`), `depth` batches ahead. Another one
-    is read by `workers` processes; unless given, by as many as its first batch shows to be right.
-    Reading starts with the first `next()`. With `depth` 0 the caller's thread reads each batch when
-    it is asked for, which a debugger can follow.
+    A data set of ours (`Samples`), or a Subset of one, is read by threads, `depth` batches ahead.
+    Another one is read by `workers` processes; unless given, by as many as its first batch shows to
+    be right. Reading starts with the first `next()`. With `depth` 0 the caller's thread reads each
+    batch when it is asked for, which a debugger can follow.
 
-    Tensors stay in CPU memory, pinned if `device` is a CUDA device. `draw` keys the random numbers
-    of augmentation. `skip` leaves out samples that raise SampleError and lists them in the batch.
-    `collate` makes a batch of a list of samples.
+    Tensors stay in CPU memory, pinned if `device` is a CUDA device. For the others see `Reading`.
 
     What reading raises is raised by the `next()` of that batch. Closing the iterator, also by an
     exception or by leaving the last reference, ends the threads; those that wait for a store end

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
@@ -31,7 +30,7 @@ from gpupool.core.machine.limits import little_shared_memory
 from gpupool.data.reading.batches import Batch, Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
-from gpupool.data.reading.threads import Reads
+from gpupool.data.reading.threads import Reads, use_one_core
 from gpupool.data.reading.trees import pinned
 
 _OURS = str(Path(__file__).parents[2])
@@ -75,9 +74,8 @@ class Workers:
         """The batches, in order. Raises what the data set raises; DataError if a worker ends."""
         self._tasks[:] = [(indices, reading.draw, reading.skip) for indices in batches]
         answers = iter(self._loader)
-        torch.get_num_threads()  # the first use in a thread takes over the default
         # The cores are the workers': a copy by many threads would wait until each has got one.
-        with threadpool_limits(1, "openmp"):
+        with use_one_core():
             for _ in batches:
                 batch = self._next(answers)
                 if batch is not None and reading.pin:
@@ -144,7 +142,9 @@ class _Answers(Dataset[Any]):
                 self._rows = Rows(unread(self._dataset))
             batch = self._rows.batch(indices, Reading(draw, skip, self._collate))
             try:
-                return _pickled(batch)
+                file = io.BytesIO()
+                _Pickler(file).dump(batch)
+                return file.getvalue()
             except Exception:  # a class that only the notebook has
                 return bytes(cloudpickle.dumps(batch))
         except BaseException as error:  # raised again by the rank
@@ -163,12 +163,6 @@ class _Pickler(ForkingPickler):
                 if value.nbytes <= _SMALL_BYTES:
                     return torch.from_numpy, (value.numpy(),)
         return NotImplemented
-
-
-def _pickled(batch: Batch | None) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file).dump(batch)
-    return file.getvalue()
 
 
 class _Raised(NamedTuple):

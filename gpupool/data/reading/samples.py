@@ -5,8 +5,6 @@ overlap. Runs anywhere; no torch at import.
         def __len__(self): ...
         def fetch(self, index): ...           # waits for the network
         def decode(self, index, fetched, draw): ...   # computes
-
-    samples = read_samples(photos, [3, 1, 4])
 """
 
 from __future__ import annotations
@@ -101,25 +99,20 @@ class InParts:
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of a batch: read at the same time, decoded in threads; in order.
+        """The samples of a batch, in order, as torch's DataLoader asks for them.
 
-        torch's DataLoader calls this for each batch.
+        They are read at the same time. Raises what the first failing sample raised.
         """
         dataset: Any = self
-        return read_samples(dataset, indices)
-
-
-def read_samples(dataset: Samples, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-    """The samples at `indices`, in order. Raises what the first failing sample raised."""
-    if len(indices) == 1:
-        (place,) = indices
-        return [dataset.decode(place, dataset.fetch(place), None)]
-    samples = []
-    for sample in tried(indices, dataset.fetch, partial(dataset.decode, draw=None)):
-        if isinstance(sample, SampleError):
-            raise sample
-        samples.append(sample)
-    return samples
+        if len(indices) == 1:
+            (place,) = indices
+            return [dataset.decode(place, dataset.fetch(place), None)]
+        samples = []
+        for sample in tried(indices, dataset.fetch, partial(dataset.decode, draw=None)):
+            if isinstance(sample, SampleError):
+                raise sample
+            samples.append(sample)
+        return samples
 
 
 def tried(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +19,7 @@ from gpupool.core.options.datasets import NO_CLASS
 from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.images import IMAGE_EXTENSIONS, find_files, table
-from gpupool.data.datastores.preview import Preview, make_preview
+from gpupool.data.datastores.views import Preview, make_preview
 from gpupool.data.reading.samples import Draw, tried
 from gpupool.data.segmentation.masks import (
     NUM_IDS,
@@ -28,8 +29,7 @@ from gpupool.data.segmentation.masks import (
     transformed,
 )
 from gpupool.data.segmentation.patches import RandomPatches
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef, Folder
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,7 @@ class SegmentationDatastore(Datastore):
         masks = find_files(folders[1], mask_extensions, "masks")
         pairs = tuple(map(table, folders, _matched(folders, (images, masks), match)))
         # Each sample has a label; here all have the one without a name.
-        super().__init__(pairs, np.zeros(len(images), np.int32), ("",))
+        super().__init__(pairs, np.zeros(len(images), np.int64), ("",))
 
     @property
     def classes(self) -> list[str]:
@@ -142,13 +142,6 @@ class SegmentationDatastore(Datastore):
         with keyed_draws(draw, index):
             # int16 takes a quarter of the memory up to here; torch's losses want int64.
             return transformed(self.transform, self.name(index), image, mask.long())
-
-    def split(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
-        """A part for each of `sizes` (fractions, or numbers of pairs), and one for the rest if any.
-
-        `seed=None` takes the first pairs, a number draws them.
-        """
-        return self.split_each_label(*sizes, seed=seed)
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same pairs, with the indices that their classes have among `classes`.
@@ -210,14 +203,12 @@ def _matched(
         # The extension of the last part: dots in the names of folders stay.
         return match(file.path) if callable(match) else os.path.splitext(file.path)[0]
 
-    images, masks = ({key_of(file): file for file in own} for own in files)
+    times = [Counter(map(key_of, own)) for own in files]
     odd = [
         folder.name(file.path)
-        for folder, own, others, found in zip(
-            folders, files, (masks, images), (images, masks), strict=True
-        )
+        for folder, own in zip(folders, files, strict=True)
         for file in own
-        if key_of(file) not in others or found[key_of(file)] is not file
+        if any(count[key_of(file)] != 1 for count in times)
     ]
     if odd:
         raise DataError(
@@ -226,4 +217,6 @@ def _matched(
             "of the path of an image or mask what both have in common",
             "no partner",
         )
-    return list(images.values()), [masks[key] for key in images]
+    images, masks = files
+    mask_of = {key_of(mask): mask for mask in masks}
+    return list(images), [mask_of[key_of(image)] for image in images]

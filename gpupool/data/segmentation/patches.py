@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -66,8 +66,7 @@ class RandomPatches(InParts):
     @property
     def normalization(self) -> Normalization | None:
         """That of the datastore, applied to batches on the device."""
-        found: Normalization | None = self._pairs.normalization
-        return found
+        return cast(Normalization | None, self._pairs.normalization)
 
     def with_classes(self, classes: Sequence[str]) -> RandomPatches:
         """The same patches, with the indices that their classes have among `classes`."""
@@ -133,7 +132,8 @@ class _OpenPairs:
         self._pairs, self._capacity = pairs, capacity
         self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
         self._lock = threading.Lock()
-        # Many wait for the store, but no more decode than there are cores: those of the rank.
+        # Many wait for the store, but no more decode than there are cores: those of the rank. The
+        # training's own thread would else get its turn tens of milliseconds late.
         cores = os.environ.get("OMP_NUM_THREADS", "")
         self._permits = threading.Semaphore(max(1, int(cores) if cores.isdecimal() else 4))
 

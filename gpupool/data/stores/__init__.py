@@ -1,1 +1,1 @@
-"""Object stores and file systems: listing, reading, writing, retries and errors. Runs anywhere."""
+"""Object stores and file systems: listing, reading, writing, retries, errors; a cache."""

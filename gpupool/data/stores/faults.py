@@ -150,10 +150,10 @@ def _secrets(options: Mapping[str, Any]) -> set[str]:
     """The values that are secret, at any depth."""
     found: set[str] = set()
     for name, value in options.items():
+        if isinstance(value, (bytes, bytearray)):  # a customer's key (SSE-C)
+            value = value.decode(errors="surrogateescape")
         if isinstance(value, Mapping):
             found |= _secrets(value)
-        elif isinstance(value, (bytes, bytearray)):  # a customer's key (SSE-C)
-            found |= secret_values({name: value.decode(errors="surrogateescape")})
         elif isinstance(value, str):
             found |= secret_values({name: value})
     return found

@@ -5,33 +5,58 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import xxhash
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.core.terminal import without_controls
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
 from gpupool.data.stores import faults, s3
-from gpupool.data.stores.interface import FileRef, OnProgress, version_of, visible
 from gpupool.data.stores.retry import Tries, counts
 from gpupool.data.stores.threads import interruptible
 
 T = TypeVar("T")
+OnProgress = Callable[[int], object]  # gets the number of files found so far
 Quick = Callable[[Any, str], T | None]  # an operation by obstore: of its store and a prefix
 # An ordinary bucket: no access point, no directory bucket, whose addresses follow other rules.
 _PLAIN_S3 = re.compile(r"s3a?://[A-Za-z0-9][\w.-]+(?<!--x-s3)(/[^/?#][^?#]*)?")
 _served: set[str] = set()  # the buckets and hosts that this process has had something from
 
 
+class FileRef(NamedTuple):
+    """A file of a source: path below it, size in bytes (0 where that is not known), version.
+
+    `version` is 32 bits of the ETag, 0 where the store has none.
+    """
+
+    path: str
+    size: int = 0
+    version: int = 0
+
+
+class Source(Protocol):
+    """Files that can be read by many threads at once, as those of a `Folder`; pickles without
+    connections. `shown_url` is where they lie, as it may be printed.
+    """
+
+    @property
+    def shown_url(self) -> str: ...
+
+    def name(self, path: str) -> str: ...
+
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Folder:
-    """A folder at any fsspec URL: s3://, gs://, file paths, memory:// ... A `Source`.
+    """A folder at any fsspec URL, or a path. A `Source`.
 
     It is the URL and the options; connections are made when they are needed, renewed when AWS_*
-    variables change, and not pickled. What may pass is tried again for some time, and counted in
-    `retry.counts`.
+    variables change, and not pickled. What may pass is tried again, and counted.
     """
 
     url: str
@@ -73,14 +98,14 @@ class Folder:
         found = self.do(
             self._list_all,
             doing="listing",
-            quick=lambda store, prefix: s3.find(store, prefix, on_progress, done),
+            quick=lambda store, prefix: visible(s3.find(store, prefix, on_progress, done)) or None,
         )
         on_progress(len(found))
         note_use(self.url)
         return found
 
     def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
-        """A whole file, or `length` bytes of it from `start` (fewer at its end).
+        """A whole file, or `length` bytes of it from `start`, fewer at its end.
 
         Raises SampleError naming the file if it is missing, empty, or other than `file` says;
         CredentialsError, and DataError when the store keeps failing.
@@ -114,10 +139,9 @@ class Folder:
     ) -> T:
         """What `operation` gives of a file system and the path of this folder there.
 
-        What may pass is tried again; an interrupt ends it at once. `quick` does the same with
-        obstore: where it raises, or gives None, `operation` is asked.
-
-        Raises DataError: one sentence, with `path` the file and `doing` what has failed.
+        An interrupt ends it at once. `quick` does the same with obstore: where it raises, or gives
+        None, `operation` is asked. Raises DataError: one sentence, with `path` the file and `doing`
+        what has failed.
         """
         address = "/".join(self.url.split("/")[:3])
         fast = quick if _PLAIN_S3.fullmatch(self.url) else None
@@ -128,18 +152,15 @@ class Folder:
                     try:
                         answer = self._quickly(fast) if fast is not None else None
                         answer = self._call(operation) if answer is None else answer
+                        _served.add(address)
+                        return answer
                     except DataError:
                         raise  # says it already
                     except Exception as error:  # file systems raise whatever they like
                         passing = faults.passing(error, address in _served)
                         if passing is None or not tries.again(*passing):
-                            said = faults.sentence(
-                                error, self.url, self.storage_options, path, tries
-                            )
-                            raise said from None
-                    else:
-                        _served.add(address)
-                        return answer
+                            where = self.url, self.storage_options, path
+                            raise faults.sentence(error, *where, tries) from None
 
         return interruptible(persist) if fast else persist()  # fsspec can be interrupted
 
@@ -192,16 +213,16 @@ class Folder:
 
         filesystem.invalidate_cache()
         if isinstance(filesystem, LocalFileSystem) and filesystem.isdir(root):
-            files = list(_files_on_disk(root))
+            listed = list(_files_on_disk(root))
         else:
-            files = []
+            listed = []
             for full, info in filesystem.find(root, detail=True).items():
                 path, size = full[len(root) :].strip("/"), int(info.get("size") or 0)
                 etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
                 # An object whose key ends in "/" is how S3 consoles make an empty folder.
                 if path and not full.endswith("/"):
-                    files.append(FileRef(path, size, version_of(etag)))
-        if found := visible(files):
+                    listed.append((path, size, etag))
+        if found := visible(listed):
             return found
         if filesystem.isfile(root):
             what = f"{self.shown_url} is a file; give the folder that holds it"
@@ -209,9 +230,27 @@ class Folder:
         raise FileNotFoundError
 
 
+def version_of(etag: str) -> int:
+    """32 bits that change when the ETag does; 0 for none, and never for one."""
+    return (xxhash.xxh32_intdigest(etag.encode()) or 1) if etag else 0
+
+
+def visible(listed: Iterable[tuple[str, int, str]]) -> list[FileRef]:
+    """The files of a listing (path, size, ETag), sorted by path: without hidden ones, below any
+    name that starts with a dot, and what marks a folder: it is empty, and has no extension.
+    """
+
+    def is_seen(file: FileRef) -> bool:
+        is_hidden = file.path.startswith(".") or "/." in file.path
+        return not is_hidden and (file.size > 0 or "." in file.path.rpartition("/")[2])
+
+    files = (FileRef(path, size, version_of(etag)) for path, size, etag in listed)
+    return sorted(filter(is_seen, files))
+
+
 def _files_on_disk(
     root: str, path: str = "", above: tuple[os.stat_result, ...] = ()
-) -> Iterator[FileRef]:
+) -> Iterator[tuple[str, int, str]]:
     """All files below a folder and those that links lead to, which fsspec does not enter.
 
     A link back to a folder that it lies in (one of `above`) is not entered again. Raises DataError
@@ -221,7 +260,7 @@ def _files_on_disk(
     try:
         status = os.stat(full)
         if stat.S_ISREG(status.st_mode):
-            yield FileRef(path, status.st_size)
+            yield path, status.st_size, ""
             return
         is_known = any(os.path.samestat(status, one) for one in above)
         names = [] if is_known else os.listdir(full)

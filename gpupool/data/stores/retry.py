@@ -1,4 +1,5 @@
-"""Tries again what a store has failed at, says so if it lasts, and counts it. Runs anywhere."""
+"""Tries again what a store has failed at, says so if it lasts, and counts it; and what this process
+waits for just now. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpupool.core.progress import Progress
 
+T = TypeVar("T")
 _TOLD_AFTER_S = 2.0
 _LONGEST_WAIT_S = 5.0
 
@@ -59,13 +62,14 @@ counts = Counts()
 _lock = threading.Lock()
 _thread = _Thread()
 _under_way: set[Tries] = set()
-_line: Progress | None = None  # says what is tried again: one for all threads
+_one_line = threading.Lock()  # held by the Tries that say so
+_since: float | None = None  # when the training began to wait for a batch
 
 
 def _forget() -> None:
     """In a forked process: the threads are the parent's, and one may have the lock."""
-    global _lock, _line
-    _lock, _line = threading.Lock(), None
+    global _lock, _one_line
+    _lock, _one_line = threading.Lock(), threading.Lock()
     _under_way.clear()
 
 
@@ -75,6 +79,26 @@ os.register_at_fork(after_in_child=_forget)
 def try_until(is_over: Callable[[], bool]) -> None:
     """What this thread wants of stores, nobody wants any more when `is_over()`."""
     _thread.is_over = is_over
+
+
+def awaited(batches: Iterator[T]) -> Iterator[T]:
+    """The same batches; `waited_s` is how long the consumer has waited for the next one."""
+    global _since
+    while True:
+        _since = time.monotonic()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            _since = None
+        yield batch
+
+
+def waited_s() -> float:
+    """How long a batch is being waited for; 0 if none is. From any thread."""
+    since = _since
+    return 0.0 if since is None else time.monotonic() - since
 
 
 def oldest() -> Tries | None:
@@ -95,7 +119,7 @@ class Tries:
         self.reason = "no answer"
         """Why the last one failed; that nothing came, of the first."""
         self.doing = doing
-        self._is_told = False
+        self._line: Progress | None = None
         self._began = time.monotonic()
 
     @property
@@ -108,22 +132,16 @@ class Tries:
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _line
         _under_way.discard(self)
-        if _line is None:  # as nearly always
-            return
-        with _lock:
-            told = [tries for tries in list(_under_way) if tries._is_told and not tries.is_over()]
-            if _line is not None and not told:
-                _line.close()
-                _line = None
+        if self._line is not None:
+            self._line.close()
+            _one_line.release()
 
     def again(self, reason: str, seconds: float) -> bool:
         """After a try that failed for `reason`: wait and say True, or False to give up.
 
         No try begins later than `seconds` after the first; AWS_MAX_ATTEMPTS bounds their number.
         """
-        global _line
         self.failed += 1
         self.reason = reason
         # Others seed Python's own generator, alike on all ranks; these are to wait differently.
@@ -134,12 +152,9 @@ class Tries:
         if is_last or self.passed_s + wait_s > seconds or self.is_over():
             return False
         counts.add(reason, retries=1)
-        if self.passed_s > _TOLD_AFTER_S:
-            self._is_told = True
-            with _lock:
-                if _line is None:
-                    what = f"{self.doing} is tried again ({reason})"
-                    _line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
-                    _line.start()
+        if self.passed_s > _TOLD_AFTER_S and _one_line.acquire(blocking=False):
+            what = f"{self.doing} is tried again ({reason})"
+            self._line = Progress(what, elapsed_s=self.passed_s, on_any_rank=True)
+            self._line.start()
         time.sleep(wait_s)
         return not self.is_over()

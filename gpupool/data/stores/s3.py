@@ -16,8 +16,6 @@ from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpupool.data.stores.interface import FileRef, OnProgress, version_of, visible
-
 Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
 # Changing one of them changes which keys and which server s3fs would find.
 _VARIABLES = re.findall(
@@ -58,13 +56,12 @@ def generation() -> tuple[int, int]:
 
 
 def refresh_filesystems(seen: tuple[int, int] | None = None) -> None:
-    """Make every file system of this process use the credentials that are now set.
+    """Make every file system of this process use the credentials that are now set; in any thread.
 
     An s3fs instance keeps the keys that it found first, and fsspec hands the same instance out
     again. So each reconnects in place, which serves those that a user holds too; file systems of
-    other kinds are forgotten, and the next use makes new ones. No store is asked anything.
+    other kinds are forgotten. A read under way ends on its old connection.
 
-    May be called in any thread while others read: a read under way ends on its old connection.
     Does nothing if another thread has done so since `seen` was its `generation`.
     """
     import fsspec
@@ -187,9 +184,9 @@ def get(store: Any, key: str, start: int, length: int | None) -> tuple[bytes, in
 
 
 def find(
-    store: Any, prefix: str, on_progress: OnProgress, done: dict[str, list[Entry]]
-) -> list[FileRef] | None:
-    """All objects below a prefix ("" or one that ends in "/"); None where s3fs is to be asked.
+    store: Any, prefix: str, on_progress: Callable[[int], object], done: dict[str, list[Entry]]
+) -> list[tuple[str, int, str]]:
+    """Path, size and ETag of all objects below a prefix ("" or one that ends in "/").
 
     Keys come by pages of 1,000, each of which takes the store tens of milliseconds: folders are
     listed at the same time. `done` keeps what was found: another try, after an error, asks for the
@@ -218,12 +215,8 @@ def find(
         return [*top["objects"], *(one for folder in folders for one in done[folder])]
 
     skip = len(prefix)
-    found = [
-        FileRef(one["path"][skip:], one["size"], version_of(_etag(one)))
-        for one in sync(get_loop(), list_all)
-        if len(one["path"]) > skip
-    ]
-    return visible(found) or None
+    found = [one for one in sync(get_loop(), list_all) if len(one["path"]) > skip]
+    return [(one["path"][skip:], one["size"], _etag(one)) for one in found]
 
 
 def _etag(meta: Entry) -> str:

@@ -32,11 +32,10 @@ class Target(Folder):
     _counts_tries = False  # the parts of a large file are tried again each
 
     def put(self, path: str, data: bytes | bytearray | memoryview, *, is_new: bool = False) -> bool:
-        """Write a file, in the place of an older one: whoever reads has the one or the other.
+        """Write a file, in the place of an older one, so that it lasts through a power cut.
 
-        It lasts through a power cut once this has returned. With `is_new` an older one stays, and
-        False is returned. An object store is asked for it before: of two writers at one moment the
-        later one wins there.
+        With `is_new` an older one stays, and False is returned. An object store is asked for it
+        before: of two writers at one moment the later one wins there.
         """
 
         def is_there(filesystem: Any, root: str) -> bool:
@@ -62,13 +61,8 @@ class Target(Folder):
 
     def end(self, path: str, num_bytes: int) -> bytes:
         """The last bytes of a file."""
-
-        def end_it(filesystem: Any, root: str) -> bytes:
-            size = int(filesystem.size(f"{root}/{path}"))
-            start = max(0, size - num_bytes)
-            return bytes(filesystem.cat_file(f"{root}/{path}", start=start, end=size))
-
-        return self.do(end_it, path)
+        start = -num_bytes
+        return self.do(lambda fs, root: bytes(fs.cat_file(f"{root}/{path}", start=start)), path)
 
     def names(self) -> list[str]:
         """The files in it, without its sub-folders; none if it is not there."""

@@ -37,7 +37,7 @@ from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.subsets import opened
 from gpupool.data.reading.threads import read_ahead
 from gpupool.data.reading.trees import first_tensor, map_tensors, remade, tensors
-from gpupool.data.stores.waiting import awaited
+from gpupool.data.stores.retry import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.group.forming import World
 

@@ -27,7 +27,7 @@ from gpupool.core.network import NetworkInfo, give, info_of, without_wrappers
 from gpupool.core.progress import progress
 from gpupool.core.wire import state_dicts
 from gpupool.core.wire.pickles import copy_of
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.weights import check_stored, copied, cut, problem_of, read_safely
 

@@ -211,7 +211,6 @@ def _gpu_probe(device: torch.device) -> Callable[[], Reading]:
             if (found := read_gauges(name)) is not None:
                 used, total, percent, warm = found
                 return None if percent is None else percent / 100, used, total, warm
-        memory = gpu.memory()
-        return None, memory.reserved, memory.total, None
+        return None, *gpu.memory(), None
 
     return read

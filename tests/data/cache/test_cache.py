@@ -14,10 +14,8 @@ import pytest
 
 from gpupool import ImageDatastore
 from gpupool.core.errors import DataError, MissingSampleError, OptionsError
-from gpupool.data.cache.cache import Cache
-from gpupool.data.cache.cache_folder import cache_folder, private_folder
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.cache import Cache, cache_folder, private_folder
+from gpupool.data.stores.folder import FileRef, Folder
 from gpupool.data.stores.retry import counts
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises

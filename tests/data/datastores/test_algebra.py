@@ -1,4 +1,4 @@
-"""What every datastore can do: read from S3 and a disk, put together, check, look."""
+"""What every datastore can do: read from S3 and a disk, take apart, split, check, look."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 from demo.photos import FASHION
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.labels import split
 from gpupool.data.reading.normalization import Normalization
 from tests.data.pictures import fill, image_file, values
 from tests.servers.s3 import SeaweedServer
@@ -29,11 +30,6 @@ from tests.support.raising import raises
 @pytest.fixture(scope="module")
 def ds(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
     return fill(tmp_path_factory.mktemp("images"), a=10, b=5, c=1)
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
-    return fill(tmp_path_factory.mktemp("other"), b=2, bb=1)
 
 
 @pytest.fixture
@@ -82,48 +78,36 @@ def test_a_transform_is_applied_to_each_image(ds: ImageDatastore) -> None:
     assert caught.value.__notes__ == [f"The transform raised this for {ds.paths[3]}"]
 
 
-def test_concat_unites_urls_and_classes(ds: ImageDatastore, other: ImageDatastore) -> None:
-    both = ds.concat(other)
-    assert both.count_each_label() == {"a": 10, "b": 7, "c": 1, "bb": 1}
-    assert values(both) == [*range(16), *range(3)]
-    assert both.url == f"{ds.url} + {other.url}"
-    for wrong in (other.with_transform(v2.Identity()), other.with_normalization(0.5, 0.5)):
-        with raises(OptionsError, "with_transform", "with_normalization"):
-            ds.concat(wrong)
+PARTS = st.lists(st.integers(0, 15), max_size=20)
+
+
+@given(PARTS, st.integers(1, 4))
+def test_whatever_is_taken_apart_keeps_its_label(
+    ds: ImageDatastore, part: list[int], cut: int
+) -> None:
+    own = ds.subset(part)
+    expected = named(own)
+    assert expected == [named(ds)[index] for index in part]
+    thirds = [own.subset(range(index, len(own), cut)) for index in range(cut)]
+    assert sorted(chain.from_iterable(map(named, thirds))) == sorted(expected)
+    back = pickle.loads(pickle.dumps(own.shuffle(3)))
+    assert sorted(named(back)) == sorted(expected)
+    assert named(back) == named(own.shuffle(3))
+
+
+def test_classes_can_be_counted_as_another_set_counts_them(ds: ImageDatastore) -> None:
+    changed = ds.with_classes(["c", "more", "b", "a"])
+    assert named(changed) == named(ds)
+    assert changed.count_each_label() == {"c": 1, "more": 0, "b": 5, "a": 10}
     with raises(OptionsError, "['a', 'b']", "of c,"):
         ds.with_classes(["a", "b"])
 
 
-PARTS = st.lists(st.lists(st.integers(0, 15), max_size=6), min_size=1, max_size=4)
-
-
-@given(PARTS, PARTS, st.integers(1, 4))
-def test_whatever_is_put_together_and_taken_apart_keeps_its_label(
-    ds: ImageDatastore,
-    other: ImageDatastore,
-    firsts: list[list[int]],
-    seconds: list[list[int]],
-    cut: int,
-) -> None:
-    parts = [ds.subset(part) for part in firsts]
-    parts += [other.subset([index % 3 for index in part]) for part in seconds]
-    both = parts[0].concat(*parts[1:])
-    expected = list(chain.from_iterable(map(named, parts)))
-    assert named(both) == expected
-    thirds = [both.subset(range(index, len(both), cut)) for index in range(cut)]
-    assert sorted(chain.from_iterable(map(named, thirds))) == sorted(expected)
-    back = pickle.loads(pickle.dumps(both.shuffle(3)))
-    assert sorted(named(back)) == sorted(expected)
-    assert named(back) == named(both.shuffle(3))
-
-
-def test_images_without_labels_can_be_put_beside_others(ds: ImageDatastore) -> None:
+def test_images_may_have_no_labels(ds: ImageDatastore) -> None:
     new = ImageDatastore(ds.url, labels=None)
     assert (new.classes, new.count_each_label(), set(new.labels.tolist())) == ([], {}, {-100})
     assert new[3][1] == -100
     assert [picture.label for picture in new.preview(2)] == ["", ""]
-    both = new.subset([0]).concat(ds.subset([15]))
-    assert (both.classes, both.labels.tolist()) == (["a", "b", "c"], [-100, 2])
     with raises(OptionsError, "subset"):
         new.split_each_label(0.5)
 
@@ -148,9 +132,10 @@ def test_read_all_stacks_what_is_of_one_size(ds: ImageDatastore, tmp_path: Path)
     assert labels.tolist() == ds.labels.tolist()
     with raises(OptionsError, "(0 images, 3 classes, "):
         ds.subset([]).read_all()
-    (tmp_path / "large.png").write_bytes(image_file(size=(9, 9)))
-    with raises(DataError, "3 x 3 x 4", "3 x 9 x 9", kind="sizes"):
-        ds.concat(ImageDatastore(str(tmp_path))).read_all()
+    for side in (4, 9):
+        (tmp_path / f"{side}.png").write_bytes(image_file(size=(side, side)))
+    with raises(DataError, "3 x 4 x 4", "3 x 9 x 9", kind="sizes"):
+        ImageDatastore(str(tmp_path)).read_all()
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +163,7 @@ def test_check_finds_each_fault_in_a_bucket(s3: SeaweedServer, faulty: str) -> N
     ]
     first, header, line, *_ = repr(result).splitlines()
     assert first == "5 of 7 images cannot be used: 2 damaged, 1 changed, 1 empty, 1 missing."
-    assert header.split() == ["image", "class", "bytes", "reason", "what", "is", "wrong"]
+    assert header.split() == ["image", "class", "reason", "what", "is", "wrong"]
     assert line.startswith(f"{faulty}/a/cut.jpg  ")
     good = ds.with_transform(None).subset(result.good)
     assert [path.removeprefix(faulty) for path in good.paths] == ["/a/good.jpg", "/b/good.jpg"]
@@ -200,3 +185,49 @@ def test_preview_takes_from_each_class_in_turn(ds: ImageDatastore, tmp_path: Pat
     assert (bad.png, bad.problem) == (b"", "damaged")
     with raises(OptionsError, "num_images", "1..200"):
         ds.preview(201)
+
+
+LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(np.array)
+FRACTIONS = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=3).filter(lambda f: sum(f) <= 1)
+SEEDS = st.none() | st.integers(0, 2**32)
+
+
+@given(LABELS, FRACTIONS, SEEDS)
+def test_a_split_gives_each_index_once_and_cuts_each_class_alike(
+    labels: np.ndarray, sizes: list[float], seed: int | None
+) -> None:
+    try:
+        parts = split(labels, "abcd", sizes, seed)
+    except OptionsError:  # of few samples: a part that is less than half a sample of each class
+        assert min([*sizes, 1 - sum(sizes)]) * max(np.bincount(labels)) <= 1
+        return
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    for own in range(4):
+        total = int((labels == own).sum())
+        taken = np.cumsum([int((labels[part] == own).sum()) for part in parts])
+        for cut, size in zip(taken.tolist(), np.cumsum(sizes).tolist(), strict=False):
+            assert abs(cut - size * total) <= 0.5 + 1e-6
+    assert all(map(np.array_equal, parts, split(labels, "abcd", sizes, seed)))
+
+
+@given(LABELS, st.lists(st.integers(1, 5), min_size=1, max_size=3), SEEDS)
+def test_a_split_by_counts_is_exact(labels: np.ndarray, sizes: list[int], seed: int | None) -> None:
+    counts = np.bincount(labels, minlength=4)
+    try:
+        parts = split(labels, "abcd", sizes, seed)
+    except OptionsError:
+        assert counts.min() < sum(sizes) or (counts == sum(sizes)).all()
+        return
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    for part, size in zip(parts, sizes, strict=False):
+        assert np.bincount(labels[part], minlength=4).tolist() == [size] * 4
+    if seed is None:
+        assert {np.flatnonzero(labels == own)[0] for own in range(4)} <= set(parts[0].tolist())
+
+
+@pytest.mark.parametrize(
+    "sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,), (0.99,), (5, 5)]
+)
+def test_impossible_sizes_say_what_to_give(sizes: tuple[float, ...]) -> None:
+    with raises(OptionsError, "split_each_label("):
+        split(np.zeros(9, np.int64), "a", sizes, None)

@@ -75,9 +75,8 @@ def test_tars_of_a_bucket_are_indexed_once_for_each_version(s3: SeaweedServer, c
     assert ds.count_each_label() == {"8": 7, "9": 7, "10": 7}
     assert ds.paths[8] == "s3://tars/in/s-01.tar/0008.png"
     assert ds.labels.tolist() == [value % 3 for value in range(21)]
-    assert ds.num_bytes(4) == len(ds.fetch(4)) == len(image_file(4))
-    part = pickle.loads(pickle.dumps(ds.concat(in_memory("joined", shard(100, 2)))))
-    assert values(part.subset([20, 3, 22])) == [20, 3, 101]
+    assert ds.fetch(4) == image_file(4)
+    assert values(pickle.loads(pickle.dumps(ds)).subset([20, 3])) == [20, 3]
     s3.put_objects("tars", {"in/s-00.tar": shard(50, 3)})
     assert values(TarDatastore(url).subset([2, 3])) == [52, 7]
     with raises(SampleError, "s-00.tar", reason="changed"):

@@ -1,20 +1,237 @@
-"""Batches from samples of any structure, and what no batch can be made of."""
+"""Batches: fetched by many threads and decoded by few, or read here; of samples of any kind."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from gpupool.core.errors import DataError
-from gpupool.data.reading.batches import batch_of
+from gpupool.core.errors import DataError, SampleError
+from gpupool.data.reading.batches import Reading, batch_of
 from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.threads import read_ahead
+from tests.data.reading.datasets import (
+    TIMEOUT_S,
+    Points,
+    full,
+    join_loaders,
+    num_threads,
+    open_when,
+)
+from tests.support.processes import until
 from tests.support.raising import raises
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    join_loaders()
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(0, 30), max_size=8),
+    bad=st.sets(st.integers(0, 240)),
+    depth=st.integers(0, 4),
+    seed=st.integers(0, 9),
+)
+def test_batches_come_in_order_without_what_cannot_be_read(
+    sizes: list[int], bad: set[int], depth: int, seed: int
+) -> None:
+    order = np.random.default_rng(seed).permutation(sum(sizes))
+    wanted = np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
+    dataset = Points(len(order), 0.001)
+    dataset.damaged, dataset.missing = {i for i in bad if i % 2}, {i for i in bad if not i % 2}
+    loaded = list(load_batches(dataset, wanted, depth=depth, skip=True))
+    assert [batch is None for batch in loaded] == [not len(one) for one in wanted]
+    for indices, batch in zip(wanted, loaded, strict=True):
+        if batch is not None:
+            good = [i for i in indices.tolist() if i not in bad]
+            assert (batch.targets.tolist() if good else []) == good
+            assert batch.inputs is None or batch.inputs[:, 0, 0, 0].tolist() == [*good]
+            assert batch.skipped == tuple(
+                Skipped(f"points/{i}", "damaged" if i % 2 else "missing")
+                for i in indices.tolist()
+                if i in bad
+            )
+
+
+def test_many_fetch_at_once_and_few_decode() -> None:
+    dataset = Points(400, closed_from=0)
+    open_when(dataset, lambda: dataset.max_fetching == 64)
+    assert len(full(load_batches(dataset, np.array_split(np.arange(400), 5)))) == 5
+    assert dataset.max_fetching == 64
+    assert dataset.max_decoding <= torch.get_num_threads()
+
+
+def test_what_is_read_ahead_is_bounded() -> None:
+    dataset = Points(4000)
+    loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
+    for _ in range(3):
+        next(loading)
+    until(lambda: len(dataset.fetched) >= 192, TIMEOUT_S)
+    time.sleep(0.05)  # what it should not do has no event
+    assert len(dataset.fetched) <= 3 * 4 + 192  # taken, and under way
+    loading.close()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_of_a_sample_comes_out_at_its_own_batch(depth: int) -> None:
+    for kind, error in (("missing", SampleError), ("damaged", SampleError), ("broken", DataError)):
+        dataset = Points(40)
+        setattr(dataset, kind, {25})
+        batches, skip = np.array_split(np.arange(40), 4), kind == "broken"  # no fault of a sample
+        loading = load_batches(dataset, batches, depth=depth, skip=skip)
+        assert [next(loading), next(loading)][1] is not None
+        with pytest.raises(error, match="point 25"):
+            next(loading)
+        assert list(loading) == []
+
+
+def test_closing_does_not_wait_for_a_store_that_hangs_and_ends_the_other_threads() -> None:
+    dataset = Points(200, closed_from=150)
+    loading = load_batches(dataset, np.array_split(np.arange(200), 4))
+    next(loading)
+    assert dataset.reached.wait(TIMEOUT_S)
+    loading.close()
+    assert not dataset.gate.is_set()
+    until(lambda: num_threads() <= 50, TIMEOUT_S)  # only those in the store
+    dataset.gate.set()
+
+
+def test_the_cores_of_the_caller_are_left_as_they_are() -> None:
+    before, seen = torch.get_num_threads(), list[int]()
+
+    class Seeing(Points):
+        def sample(self, index: int) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return torch.zeros(1)
+
+    torch.set_num_threads(2)
+    try:
+        list(load_batches(Seeing(40, 0.002), [np.arange(40)]))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert seen[-1] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+INTERRUPTED = """
+import signal, threading, time
+import numpy as np
+from gpupool.data.reading.loader import load_batches
+from tests.data.reading.datasets import Points, num_threads
+from tests.support.processes import until
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+random = np.random.default_rng(0)
+wanted = np.array_split(np.arange(3000), 100)
+interrupts = 0
+for _ in range(30):
+    dataset = Points(3000, 0.0005)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, float(random.uniform(0.0005, 0.05)))
+        for batch in load_batches(dataset, wanted):
+            batch = None
+        time.sleep(1)
+    except KeyboardInterrupt:
+        interrupts += 1
+    until(lambda: num_threads() == 0, 40.0)
+dataset = Points(3000, closed_from=0)
+hanging = load_batches(dataset, wanted)
+
+def interrupt():
+    dataset.reached.wait()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    next(hanging)
+except KeyboardInterrupt:
+    interrupts += 1
+print(interrupts, num_threads() > 0)  # and the process ends, although the store hangs
+"""
+
+
+def test_an_interrupt_at_any_place_ends_all_threads_and_hangs_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.stdout.split(), done.stderr) == (["31", "True"], "")
+
+
+# ---- in order, read here or ahead by one thread --------------------------------------------------
+
+
+def batches(*lists: list[int]) -> list[np.ndarray]:
+    return [np.array(one, dtype=np.int64) for one in lists]
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
+    dataset = Points(10, closed_from=1 + depth)
+    loading = read_ahead(fetched_of(dataset), Reading(depth=depth))
+    next(loading)  # now 1..depth are read without being asked for
+    next(loading)  # and one more may start: it waits at the gate
+    assert dataset.reached.wait(TIMEOUT_S)
+    loading.close()  # which does not wait for it
+    assert not dataset.gate.is_set()
+    dataset.gate.set()
+    join_loaders()
+    assert dataset.fetched == list(range(depth + 2))
+
+
+def fetched_of(dataset: Points) -> Generator[int, None, None]:
+    for index in range(len(dataset)):
+        yield dataset.fetch(index)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dataset", [[(torch.ones(2), 1)] * 4, Points(4)])
+def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
+    loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
+    assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)
+
+
+class Unknown(TensorDataset):
+    """As `TensorDataset`, but nobody can know what its `__getitem__` does."""
+
+
+@pytest.mark.parametrize("width", [8, 40_000], ids=["read at once", "read ahead"])
+def test_tensors_in_memory_are_cut_into_the_batches_that_collating_gives(width: int) -> None:
+    tensors = torch.rand(10, width, generator=torch.Generator()), torch.arange(10)
+    order = batches([3, 1, 4], [1, 5, 9, 2])
+    ours, theirs = (full(load_batches(kind(*tensors), order)) for kind in (TensorDataset, Unknown))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one.inputs, other.inputs)
+        assert torch.equal(one.targets, other.targets)
+        assert (one.num, one.skipped) == (other.num, other.skipped)
 
 
 def test_pictures_stay_in_the_layout_of_the_decoder() -> None:

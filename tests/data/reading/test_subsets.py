@@ -11,7 +11,7 @@ from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.subsets import opened
-from tests.data.reading.points import Points, open_when
+from tests.data.reading.datasets import Points, open_when
 from tests.support.raising import raises
 
 

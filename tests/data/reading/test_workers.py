@@ -23,8 +23,7 @@ from gpupool.data.reading import loader
 from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.loader import load_batches, num_workers_for
 from gpupool.data.reading.samples import Draw
-from tests.data.reading.drawing import NUM, Bad, Drawing, Hanging, Opening, Plain, Together
-from tests.data.reading.points import Points
+from tests.data.reading.datasets import NUM, Bad, Drawing, Hanging, Opening, Plain, Points, Together
 from tests.support.processes import gone, until
 from tests.support.raising import raises
 
@@ -197,7 +196,7 @@ def test_a_bad_sample_an_error_and_a_killed_worker_are_told() -> None:
 KILLED = """
 import numpy as np
 from gpupool.data.reading.loader import load_batches
-from tests.data.reading.drawing import Plain
+from tests.data.reading.datasets import Plain
 for _ in load_batches(Plain(spin_s=0.05), [np.arange(4)] * 1000, workers=2):
     print("up", flush=True)
 """

@@ -1,4 +1,4 @@
-"""Pairs of images and masks, and random patches of them."""
+"""Pairs of images and masks, and random patches of them; masks of every kind of file."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.segmentation.datastore import SegmentationDatastore
+from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from gpupool.data.segmentation.patches import RandomPatches
 from tests.support.raising import raises
 
@@ -39,10 +40,14 @@ def mask_of(number: int) -> np.ndarray:
     return ((rows + columns + number) % 12).astype(np.uint8)
 
 
-def png(pixels: np.ndarray) -> bytes:
+def saved(image: Image.Image, kind: str = "PNG") -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
+    image.save(file, kind)
     return file.getvalue()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    return saved(Image.fromarray(pixels))
 
 
 def on_disk(folder: Path, **options: Any) -> SegmentationDatastore:
@@ -77,11 +82,10 @@ def equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
 def test_a_sample_is_the_image_and_the_class_of_each_pixel(ds: SegmentationDatastore) -> None:
     assert isinstance(ds, Samples)
     assert repr(ds) == f"SegmentationDatastore(6 pairs, 2 classes, {ds.url})"
-    assert ds.num_bytes(0) == sum(map(len, ds.fetch(0)))
-    train, rest = ds.split(4, seed=1)
+    train, rest = ds.split_each_label(4, seed=1)
     assert (len(train), len(rest)) == (4, 2)
-    assert sorted(rest.concat(train).paths) == ds.paths
-    for part in (ds, train, rest, ds.shuffle(3), ds.subset([5, 0]), rest.concat(train)):
+    assert sorted(rest.paths + train.paths) == ds.paths
+    for part in (ds, train, rest, ds.shuffle(3), ds.subset([5, 0])):
         samples = part.__getitems__(range(len(part)))
         for path, mask_path, sample in zip(part.paths, part.mask_paths, samples, strict=True):
             assert mask_path == path.replace("/images/", "/masks/")
@@ -143,8 +147,6 @@ def test_a_function_can_say_which_mask_belongs_to_an_image(tmp_path: Path) -> No
         on_disk(tmp_path, match="name")
     with raises(DataNotFoundError, " masks ", ".tif", kind="nothing"):
         on_disk(tmp_path, mask_extensions=[".tif"])
-    with raises(OptionsError, "concat"):
-        ds.concat(on_disk(tmp_path, match=number, classes=CLASSES))
 
 
 def test_bad_pairs_are_found(folder: Path) -> None:
@@ -217,3 +219,75 @@ def test_an_epoch_takes_every_patch_once_and_goes_through_groups_of_pairs(
         assert (np.diff(taken[start : start + batch_size] // per_image) >= 0).all()
         is_open = (places.min(1) < start + batch_size) & (places.max(1) >= start)
         assert is_open.sum() <= 2 * open_pairs + batch_size // per_image
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+IDS = np.array([[0, 7, 26], [27, 255, 7]], np.uint8)
+WIDE = IDS.astype(np.uint16) * 100
+COLOURS = {0: (0, 0, 0), 7: (128, 64, 128), 26: (0, 0, 142), 27: (0, 0, 70), 255: (9, 9, 9)}
+BY_ID = {"road": 7, "car": [26, 27], "none": 0}
+BY_COLOUR = {"road": (128, 64, 128), "car": [(0, 0, 142), (0, 0, 70)], "none": (0, 0, 0)}
+BY_PIXEL = [[2, 0, 1], [1, -100, 0]]
+
+GREY = Image.fromarray(IDS)
+PALETTE = Image.frombytes("P", GREY.size, GREY.tobytes())
+PALETTE.putpalette([part for value in range(256) for part in COLOURS.get(value, (1, 2, 3))])
+RGB = Image.fromarray(np.array([[COLOURS[int(v)] for v in row] for row in IDS], np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("image", "classes", "expected"),
+    [
+        (GREY, BY_ID, BY_PIXEL),
+        (PALETTE, BY_ID, BY_PIXEL),
+        (PALETTE, BY_COLOUR, BY_PIXEL),
+        (RGB, BY_COLOUR, BY_PIXEL),
+        (RGB.convert("RGBA"), BY_COLOUR, BY_PIXEL),
+        (GREY, None, IDS.tolist()),
+        (PALETTE, None, IDS.tolist()),
+        (GREY.convert("LA"), None, IDS.tolist()),
+        (Image.fromarray(WIDE), None, WIDE.tolist()),
+        (Image.fromarray(IDS > 7), None, (IDS > 7).astype(int).tolist()),
+        (Image.fromarray(WIDE), {"a": 700}, [[-100, 0, -100], [-100, -100, 0]]),
+    ],
+)
+def test_pixels_become_classes(image: Image.Image, classes: Any, expected: Any) -> None:
+    for kind in ("PNG", "TIFF"):
+        mask = decode_mask(saved(image, kind), "x", MaskClasses.of(classes))
+        assert mask.tolist() == expected
+        assert mask.dtype == (torch.int32 if expected == WIDE.tolist() else torch.int16)
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"this is no image", "(BMP, GIF"),
+        (saved(Image.new("L", (400, 400)))[:-30], " a mask: "),
+        (saved(RGB), "(RGB); give classes="),
+        (saved(Image.new("I", (2, 2), 70_000), "TIFF"), " 0..65535"),
+        (saved(Image.new("F", (2, 2)), "TIFF"), "(F); give classes="),
+    ],
+    ids=["text", "cut late", "colours", "large ids", "float"],
+)
+def test_a_bad_mask_is_named(data: bytes, shown: str) -> None:
+    url = "s3://b/1.png"
+    with raises(SampleError, url, shown, url=url, reason="damaged"):
+        decode_mask(data, url, MaskClasses.of(BY_ID))
+
+
+@pytest.mark.parametrize(
+    ("classes", "shown"),
+    [
+        ("road", ""),
+        ({"road": -1}, "-1"),
+        ({"road": (1, 2, 256)}, ""),
+        ({"road": []}, ""),
+        ({"road": 1, "car": (1, 2, 3)}, ""),
+        ({"road": 1, "car": [2, 1]}, "[2, 1]"),
+        ({"road": (1, 2, 3), "car": (1, 2, 3)}, "(1, 2, 3)"),
+    ],
+)
+def test_impossible_classes_say_what_to_give(classes: Any, shown: str) -> None:
+    with raises(OptionsError, "classes", shown):
+        MaskClasses.of(classes)

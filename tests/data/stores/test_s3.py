@@ -1,16 +1,20 @@
-"""Listing and reading a bucket: by obstore, and what is left to s3fs."""
+"""A bucket is listed and read, by obstore and s3fs; keys are found, renewed, and never shown."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.data.stores import s3 as quick
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef, version_of
+from gpupool.data.stores.folder import FileRef, Folder, version_of, visible
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
 
@@ -33,6 +37,7 @@ def bucket(s3: SeaweedServer) -> str:
     url = s3.make_bucket("listed")
     s3.put_objects("listed", {key: b"" if key[-1] in "o/" else b"x" for key in KEYS})
     s3.put_objects("listed", {"odd/a/mark": b"", "odd/a/1.jpg": b"x", "slash/a/b\nc.jpg": b"yz"})
+    s3.put_objects("listed", {"in/a.txt": b"one"})
     return url
 
 
@@ -43,7 +48,7 @@ def folder(s3: SeaweedServer, bucket: str) -> Folder:
 
 
 def quickly(folder: Folder) -> list[FileRef] | None:
-    return folder._quickly(lambda *store: quick.find(*store, lambda _: None, {}))
+    return folder._quickly(lambda *store: visible(quick.find(*store, lambda _: None, {})) or None)
 
 
 @pytest.mark.parametrize("prefix", ["deep", "c2", "odd", "odd/a", "slash", "slash/a"])
@@ -121,3 +126,114 @@ def test_with_ordinary_options_obstore_lists(folder: Folder) -> None:
     ]
     assert all(quickly(Folder("s3a://listed/c0", options)) for options in ordinary)
     assert not any(quickly(Folder("s3://listed/c0", options)) for options in others)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+CANARY = "canary-secret-9f8e7d"
+A = FileRef("a.txt", 0)
+
+
+def profile(folder: Path, text: str) -> dict[str, str]:
+    """The variable that makes botocore read `text` as its configuration."""
+    (folder / "config").write_text(text)
+    return {"AWS_CONFIG_FILE": str(folder / "config")}
+
+
+def test_keys_of_a_file_that_were_replaced_are_found_after_a_refusal(
+    s3: SeaweedServer, bucket: str, tmp_path: Path
+) -> None:
+    """No variable changes, and nothing says that the first keys would end."""
+    text = f"[profile x]\nregion = us-east-1\nendpoint_url = {s3.endpoint}\naws_access_key_id = "
+    good = f"{s3.access_key}\naws_secret_access_key = {s3.env['AWS_SECRET_ACCESS_KEY']}\n"
+    os.environ.update(profile(tmp_path, f"{text}{good}"), AWS_PROFILE="x")
+    folder = Folder(f"{bucket}/in")
+    assert folder.read(A) == b"one"
+    s3.set_reader_keys({"OTHER": CANARY})
+    other = f"{text}OTHER\naws_secret_access_key = {CANARY}\n"
+    os.environ.update(profile(tmp_path, other), AWS_PROFILE="x", AWS_REGION="us-east-1")
+    assert folder.read(A) == b"one"
+    s3.set_reader_keys({})
+    profile(tmp_path, f"{text}{good}")
+    results: list[bytes] = []
+    threads = [threading.Thread(target=lambda: results.append(folder.read(A))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == [b"one"] * 8
+
+
+@pytest.mark.parametrize("kind", ["no key", "other"])
+def test_keys_that_cannot_be_had_are_told(tmp_path: Path, kind: str) -> None:
+    fails = (
+        f"[profile x]\ncredential_process = {sys.executable} -c 'raise SystemExit(\"{CANARY}\")'"
+    )
+    os.environ.update(profile(tmp_path, fails), AWS_PROFILE="x", AWS_SECRET_ACCESS_KEY=CANARY)
+    shown = "Error when retrieving credentials"
+    if kind == "other":  # a file that is not there, but no object
+        shown = str(tmp_path / "token")
+        os.environ.update(AWS_ROLE_ARN="arn:aws:iam::1:role/x", AWS_WEB_IDENTITY_TOKEN_FILE=shown)
+        del os.environ["AWS_PROFILE"]
+    with raises(DataError, shown, kind=kind) as caught:
+        Folder("s3://listed/in").read(A)
+    assert CANARY not in str(caught.value)
+
+
+FORKED = """
+import os
+from gpupool.data.stores.folder import FileRef
+from gpupool.data.stores.folder import Folder
+folder, file = Folder("s3://listed/in"), FileRef("a.txt", 0)
+assert folder.read(file) == b"one"
+if child := os.fork():
+    assert os.waitpid(child, 0) == (child, 7 << 8)
+assert Folder("s3://listed/in").read(file) + folder.read(file) == b"oneone"
+os._exit(0 if child else 7)
+"""
+
+
+def test_a_forked_process_reads_too(s3: SeaweedServer, bucket: str) -> None:
+    """obstore would hang in a child of a process that has used it: s3fs reads there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED],
+        env={**os.environ, **s3.env},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_secret_is_in_what_is_raised_printed_or_logged(
+    s3: SeaweedServer,
+    bucket: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level("INFO")
+    keys = {"AWS_ACCESS_KEY_ID": s3.access_key, "AWS_SECRET_ACCESS_KEY": CANARY}
+    (tmp_path / "keys.json").write_text(
+        f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{CANARY}"}}'
+    )
+    process = f"[profile x]\ncredential_process = cat {tmp_path}/keys.json\n"
+    from_file = {"AWS_PROFILE": "x", **profile(tmp_path, process)}
+    told = []
+    for variables in (
+        {**s3.env, **keys},
+        {**s3.env, **keys, "AWS_SESSION_TOKEN": CANARY},
+        {**s3.env, **keys, "AWS_ENDPOINT_URL": f"http://user:{CANARY}0@127.0.0.1:9"},
+        {"AWS_ENDPOINT_URL": s3.endpoint, **from_file},
+    ):
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            del os.environ[name]
+        os.environ.update(variables, AWS_MAX_ATTEMPTS="1")
+        options = {"key": "AKIAEXAMPLE", "secret": CANARY}
+        for folder in (Folder(f"{bucket}/in"), Folder(f"{bucket}/in", options)):
+            with pytest.raises(DataError) as caught:
+                folder.read(A)
+            told += traceback.format_exception(caught.value)
+            told.append(repr(folder))
+    output = capfd.readouterr()
+    assert CANARY not in "".join([*told, caplog.text, output.out, output.err])

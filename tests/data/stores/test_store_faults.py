@@ -15,8 +15,7 @@ import pytest
 
 from gpupool.core.errors import CredentialsError, DataError
 from gpupool.data.stores.faults import without_secrets
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import FileRef, Folder
 from gpupool.data.stores.retry import counts
 from gpupool.data.stores.writable import Target
 from tests.servers.s3 import SeaweedServer
