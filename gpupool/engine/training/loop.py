@@ -163,7 +163,7 @@ class _Training:
             emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
             scaling = fit_scaling(self.dataset, options, run.world, self.form)
             run.network = replace(run.network, normalization=scaling)
-        run.keep_finite()
+        run.keep_finite()  # to go back to, should training diverge
         if said := self.step.buffers.trouble(num_samples(self.dataset)):
             emit(WarningEvent("batch norms", said, run.step))
         what = "compiling, and the first step" if options.compile else "the first step"
@@ -364,7 +364,7 @@ class _Training:
         self.trace.drop()
         self.close_board()
         run.reporter.emit(*run.reporter.unreported())  # a checkpoint has them too
-        self.saving.end(_SAVING_S if at_once else None)
+        self.saving.end(_SAVING_S if at_once else None)  # it writes what is not written yet
         if at_once:
             run.stopped_by = "user"
             run.leave_weights()

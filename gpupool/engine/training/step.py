@@ -50,7 +50,7 @@ class TrainingStep:
         self.buffers = StepBuffers(run.model, run.world, run.options)
         self.before = ForwardState(run.model)  # as the last complete step has left it
         self._parallel = wrap_ddp(run.model, run.world)
-        self._has_begun = run.world.size == 1
+        self._is_ddp_ready = run.world.size == 1
 
     def run(self, share: Share) -> None:
         """Make one step of this rank's share of a global batch.
@@ -62,9 +62,9 @@ class TrainingStep:
         options, optimizer, scaler = run.options, run.optimizer, run.scaler
         number = run.step + 1
         self.before.save()  # for an error or interrupt in this step
-        if not self._has_begun:
+        if not self._is_ddp_ready:
             self._begin(share)
-            self._has_begun = True
+            self._is_ddp_ready = True
 
         lr = options.lr * lr_factor(options, number, self._steps_per_epoch, run.epoch)
         for group in optimizer.param_groups:
@@ -145,7 +145,7 @@ class TrainingStep:
         return nullcontext()
 
     def _forward(self, part: Share, total: int | Tensor) -> tuple[Tensor, BatchMetrics]:
-        """What is minimised, so that its average over ranks is the loss; and its metrics."""
+        """What is minimised (summed over parts, averaged over ranks: the loss), and its metrics."""
         run, loss = self._run, self._loss
         inputs, targets, num_here = part.inputs, part.targets, part.num_here
         if run.options.channels_last:
@@ -169,13 +169,12 @@ class TrainingStep:
         return weighted_loss, BatchMetrics(num_here, mean_loss.detach(), loss_count, *correct)
 
     def _begin(self, share: Share) -> None:
-        """Let DDP know the network, before the first step of several ranks; nothing else changes.
+        """Let DDP know the network, before the first step of several ranks; its state stays.
 
-        It waits for ever for the gradients of parameters that have no part in the loss, unless it
-        looks for them in each step, which costs time: so a backward without it shows whether there
-        are some, on any rank. And in its own first backward it lays out its gradients. The order in
-        which ranks add up, and so the last bit of a sum, depends on that: a training that is
-        resumed makes that backward twice.
+        DDP fails or hangs where a parameter has no part in the loss, unless it looks for such ones
+        in each step, which costs time: so one pass without DDP's sums shows whether there are some,
+        on any rank. In its first pass with them DDP also lays out its buckets, and the last bit of
+        a sum depends on their order: so a training that is resumed makes one such pass more.
         """
         run, used = self._run, set[int]()
 
@@ -195,7 +194,7 @@ class TrainingStep:
             self._parallel = run.model
             self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
         self.before.restore()
-        if run.step:
+        if run.step:  # resumed
             self._forward_and_backward(share)
             self.before.restore()
 
