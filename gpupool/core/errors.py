@@ -11,6 +11,7 @@
     │   ├── UnansweredError       an engine does not answer
     │   ├── ParcelsLostError      a rank does not have what was sent to it before
     │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
+    ├── CompositeError (TypeError)  a handle was used in the place of the values on the ranks
     ├── TransferError             a variable cannot be sent to the ranks; none has run
     ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
     ├── DataError                 a datastore cannot be listed or read
@@ -97,6 +98,10 @@ class Pruned(GpuPoolError):  # noqa: N818 - it is no error
 
 class ParcelsLostError(PoolError):
     """A rank does not have what was sent to it before; the next run sends it again."""
+
+
+class CompositeError(GpuPoolError, TypeError):
+    """A Composite was changed, called or computed with, as if it were the ranks' values."""
 
 
 class TransferError(GpuPoolError):

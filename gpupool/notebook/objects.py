@@ -17,7 +17,7 @@ from gpupool.core.machine.topology import Gpu
 from gpupool.core.wire.values import ValueInfo
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.markup import Html
-from gpupool.pool.variables.composite import Composite, key_of, pool_variables
+from gpupool.pool.variables.composite import Composite, handles_of, key_of
 from gpupool.spmd.output import fold
 
 _GPU_COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
@@ -143,10 +143,10 @@ def _composite_rows(composite: Composite) -> tuple[str, list[tuple[str, str, str
     head = f"{composite} on {len(composite)} rank{'s' if len(composite) > 1 else ''}"
     infos: Mapping[int, ValueInfo]
     try:
-        infos = pool_variables(composite).look(composite, _TEXT_CHARS)
+        infos = handles_of(composite).look(composite, _TEXT_CHARS)
     except PoolError as error:
         return f"{head}: {error}", []
-    lost = pool_variables(composite).losses.of(key_of(composite)[0])
+    lost = handles_of(composite).losses.of(key_of(composite)[0])
     # Type and text as one string, as `fold` takes it; no name of a type has a NUL.
     lines = {rank: f"{info}\0{info.text or ''}" for rank, info in infos.items()}
     for rank in set(range(len(composite))) - set(infos):

@@ -35,7 +35,6 @@ from gpupool.pool.status import FOR_USERS, HostInfo, PoolStatus
 from gpupool.pool.tasks import OnReport, Task, TaskExecutor, Tasks
 from gpupool.pool.upkeep.forming import network_of
 from gpupool.pool.variables.composite import Composite
-from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
 
 
@@ -236,7 +235,7 @@ class Pool(Ranks):
         return self.environment.propagate(names_or_globs, aws)
 
     def __getitem__(self, name: str) -> Composite:
-        return self.variables.get(name)
+        return self.variables.handles.get(name)
 
     def __setitem__(self, name: str, value: object) -> None:
         self.variables.set(name, value)
@@ -316,7 +315,7 @@ class Pool(Ranks):
             PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
             SpmdError: a rank failed, or cannot read it, or the user interrupted.
         """
-        return sync_state(self, self.variables, rank, names, ranks)
+        return self.variables.sync(rank, names, ranks)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""

@@ -28,7 +28,7 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.parcels import KeptTask
+from gpupool.pool.variables.parcels import KeptCall
 from gpupool.pool.variables.variables import Variables
 
 _NUM_RESENDS = 3
@@ -53,7 +53,7 @@ class Task(Future[Any]):
     """
 
     def __init__(
-        self, tasks: Tasks, kept: KeptTask, retries: int, on_report: OnReport | None
+        self, tasks: Tasks, kept: KeptCall, retries: int, on_report: OnReport | None
     ) -> None:
         super().__init__()
         self.rank: int | None = None
@@ -63,7 +63,7 @@ class Task(Future[Any]):
             EngineDiedError.__name__: retries,
             ParcelsLostError.__name__: _NUM_RESENDS,  # its rank was new, and had nothing yet
         }
-        self._kept: KeptTask | None = kept  # until it has ended
+        self._kept: KeptCall | None = kept  # until it has ended
         self._execution: Execution[CodeReply] | None = None
         self._recorder: OutputRecorder | None = None
         self._took_s = 0.0  # when it has ended
@@ -185,7 +185,7 @@ class Tasks:
         __tracebackhide__ = True
         checks.any_function("fn", call[0])
         checks.number(whole=True, least=0)("retries", retries)
-        task = Task(self, self.variables.keep_task(call), retries, on_report)
+        task = Task(self, self.variables.keep_call(call), retries, on_report)
         with self._lock:
             self._row.append(task)
             ranks = self.all_ranks.training_ranks

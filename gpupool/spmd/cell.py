@@ -116,7 +116,7 @@ class SpmdRun:
         self._execution.keeps = shipment  # the ranks read it when the cell's turn comes
         self._expected: dict[str, Composite] = {}
         if notebook is not None and notebook.at_once:
-            self._expected = pool.variables.expect(notebook.names, self._names.assigns)
+            self._expected = pool.variables.handles.expect(notebook.names, self._names.assigns)
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -233,7 +233,7 @@ class SpmdRun:
             error = _with_reasons(raised, self._left_out)
         self._recorder.finish()
         if self._notebook is not None:
-            self._pool.variables.take_back(
+            self._pool.variables.handles.take_back(
                 self._notebook.names,
                 self._names.assigns,
                 self._names.deletes,

@@ -67,7 +67,6 @@ def still_usable(kernel: Kernel) -> bool:
             "PlacementError: GPU '0' ",  # not there, or hidden
         ),
         ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
-        ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook"),
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
     ],
 )

@@ -7,9 +7,10 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ipyparallel
 import psutil
@@ -73,53 +74,43 @@ run.text(0), run.text(1), run.history
 """
 
 
-class Watch(threading.Thread):
-    """Looks at the processes below one, again and again: arguments and first environment."""
+@contextmanager
+def watched(pid: int) -> Iterator[tuple[set[int], set[str]]]:
+    """Look at the processes below one, again and again: their pids; where a secret was found in
+    their arguments or first environments."""
+    root, over = psutil.Process(pid), threading.Event()
+    pids, found = set[int](), set[str]()
 
-    def __init__(self, pid: int) -> None:
-        super().__init__(name="watch", daemon=True)
-        self._root = psutil.Process(pid)
-        self._over = threading.Event()
-        self.pids: set[int] = set()
-        self.found: set[str] = set()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self.join()
-
-    def run(self) -> None:
-        for number in itertools.count():
-            if self._over.wait(0.05):
-                return
-            # what is new always, the others now and then: a look costs a millisecond
-            since = time.time() - 1 if number % 10 else 0.0
-            for process in self._root.children(recursive=True):
-                try:
-                    if process.create_time() > since or process.pid not in self.pids:
-                        self._look_at(process)
-                except (psutil.Error, OSError):
-                    continue  # it has ended meanwhile
-
-    def _look_at(self, process: psutil.Process) -> None:
+    def look_at(process: psutil.Process) -> None:
         # first, as what a cell starts has the name of its rank until it has an environment
         environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         # without the interpreter: the environment may lie in a folder of this name
         name = " ".join(process.cmdline()).replace(sys.executable, "python")[:200]
         if CANARY in " ".join(process.cmdline()):
-            self.found.add(f"{name}: in its arguments")
+            found.add(f"{name}: in its arguments")
         # What a cell starts (`!env`) is given its environment: that is what it was asked for.
         if CANARY.encode() in environ and ("gpupool" in name or "ipyparallel" in name):
-            self.found.add(f"{name}: in its first environment")
-        self.pids.add(process.pid)
+            found.add(f"{name}: in its first environment")
+        pids.add(process.pid)
+
+    def watch() -> None:
+        for number in itertools.count():
+            if over.wait(0.05):
+                return
+            # what is new always, the others now and then: a look costs a millisecond
+            since = time.time() - 1 if number % 10 else 0.0
+            for process in root.children(recursive=True):
+                with suppress(psutil.Error, OSError):  # it has ended meanwhile
+                    if process.create_time() > since or process.pid not in pids:
+                        look_at(process)
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    thread.start()
+    try:
+        yield pids, found
+    finally:
+        over.set()
+        thread.join()
 
 
 def lines_with_canary(folder: Path) -> list[str]:
@@ -167,7 +158,7 @@ def test_no_secret_stays_anywhere(tmp_path: Path) -> None:
             cells.append(cell)
             return cell
 
-        with Watch(pid) as watch:
+        with watched(pid) as (pids, found):
             assert run(SETUP).errors == []
             assert run("%gpupool env HF_TOKEN --aws").errors == []
             shown = run(SHOW.lstrip())
@@ -183,13 +174,13 @@ def test_no_secret_stays_anywhere(tmp_path: Path) -> None:
                 "shown, [shown.text(rank) + shown.value_text(rank) for rank in (0, 1)], In, _ih, _i"
             )
             until(lambda: issuer.num_issued > 3, 30, "that the keys were renewed")
-            num_pids = len(watch.pids)
+            num_pids = len(pids)
             in_use = lines_with_canary(tmp)
             hub = ask_the_hub(tmp)
             assert run("%gpupool stop").errors == []
         kernel.run("get_ipython().history_manager.writeout_cache()")
         assert lines_with_canary(ipython) == []
-    assert watch.found == set()
+    assert found == set()
     assert num_pids >= 4, "starter, controller and engines were seen"
     assert in_use == lines_with_canary(tmp) == []
     assert CANARY not in hub

@@ -15,7 +15,7 @@ from gpupool.core.errors import RankError
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.replies import Raised
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.pool.launchers.base import DIE_S
+from gpupool.pool.launchers.processes import DIE_S
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
 

@@ -13,7 +13,7 @@ from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
 from gpupool.core.wire.pickles import unpack
 from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls.terminal_text import as_shown
-from gpupool.pool.engines.iopub import unheard_output
+from gpupool.pool.engines.client import unheard_output
 
 HEAD_CHARS = 200_000  # per rank and call, of the beginning: a notebook keeps all results (`Out`)
 LAST_CHARS = 800_000  # and of the end; what lies between is dropped

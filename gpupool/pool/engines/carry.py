@@ -44,9 +44,7 @@ class Carrier:
     def localized(self, rank: int, call: Call[Any], gives_up: Callable[[], bool]) -> Call[Any]:
         """The call with paths of the rank's host, where what it refers to is then.
 
-        Raises:
-            PoolError: it could not be brought there, or the rank has died.
-            KeyboardInterrupt: the caller gives up.
+        A PoolError says why not, a KeyboardInterrupt that the caller gives up.
         """
         if not self._engines.host_of(rank):
             return call

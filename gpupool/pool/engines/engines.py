@@ -30,11 +30,10 @@ from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt, ReadFile
 from gpupool.core.wire.starter import CONTROLLER, STARTER, log_of, process_of, rank_of
-from gpupool.pool.engines.client import EngineClient, load_ipyparallel
-from gpupool.pool.engines.iopub import unheard_output
-from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.engines.client import EngineClient, load_ipyparallel, unheard_output
 from gpupool.pool.launchers.hosts import Hosts
 from gpupool.pool.launchers.placement import Placement, place_ranks
+from gpupool.pool.launchers.processes import Forked
 from gpupool.pool.notices import Progress
 
 _CONNECT_S = 5.0
@@ -128,22 +127,16 @@ class Engines:
         return Forked(self._on_exit)
 
     def place(self, options: PoolOptions, progress: Progress) -> Placement:
-        """Choose a place for each rank that the options ask for, and lock its GPU.
-
-        Raises:
-            OptionsError, PlacementError, PoolStartError: see `placement.place_ranks` and `Hosts`.
-        """
+        """Choose a place for each rank that the options ask for, and lock its GPU; raises as
+        `placement.place_ranks` and `Hosts.place` do."""
         if cluster := cluster_of(options):
             self.launch = hosts = Hosts(cluster, options, self._on_exit)
             return hosts.place(progress)
         return place_ranks(options, lambda uuids, n: self.launch.lock_gpus(uuids, n, options.force))
 
     def start(self, ranks: Sequence[Rank], progress: Progress) -> None:
-        """Start one engine per rank and connect to them.
-
-        Raises:
-            PoolStartError: one ended, or they were not all there in time.
-        """
+        """Start one engine per rank and connect to them; a PoolStartError if one ended, or they
+        were not all there in time."""
         self._engines = {place.rank: _Engine(place) for place in ranks}
         self.launch.start_controller()
         progress(f"starting {rank_count(len(ranks))}")
@@ -155,27 +148,26 @@ class Engines:
     def restart(self, ranks: Sequence[int]) -> None:
         """End the engines of these ranks, dead ones too, and start new ones in their place.
 
-        Raises:
-            PoolStartError: a new one ended, or they were not all there in time.
-            PoolError: the private folder was removed; nothing was ended.
+        Raises as `start`; a PoolError if the private folder was removed, and nothing was ended.
         """
         assert self._client is not None
-        client = self._client
+        client, pids = self._client, self.launch.pids
         self.launch.require_folder()
         self.last_used = time.monotonic()
         chosen = [self._engines[rank] for rank in ranks]
         places = [engine.place for engine in chosen]
         self._set(chosen, State.LEAVING)
-        pids = self.launch.pids
-        here = [place for place in places if place.gpu and not place.host]
-        had = {p.gpu.uuid: pids.get(process_of(p.rank), 0) for p in here if p.gpu}
+        had = {
+            place.gpu.uuid: pids.get(process_of(place.rank), 0)
+            for place in places
+            if place.gpu and not place.host
+        }
         self.launch.kill_engines(ranks)
         self._give_up(chosen, EngineDiedError("the rank was restarted"))
         for rank in ranks:
             client.unregister(rank)
         answer = "the controller's answer"
-        late = time.monotonic() + self._timeout_s
-        self._wait(lambda: answer if {*ranks}.intersection(client.ranks) else "", late)
+        self._wait(lambda: answer if {*ranks}.intersection(client.ranks) else "")
         # one that is lost since then is so with the controller
         self._set((one for one in chosen if one.state is State.LEAVING), State.THERE)
         wait_until_released(had)
@@ -195,8 +187,7 @@ class Engines:
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines are there, or are coming for the first time or again."""
         with self.changed:
-            gone = State.LEAVING, State.LOST
-            return [rank for rank, one in self._engines.items() if one.state not in gone]
+            return [rank for rank, one in self._engines.items() if one.state is State.THERE]
 
     def running(self) -> list[tuple[int, int | None]]:
         """(rank, number) of every call that is not answered; the number is None if it has none."""
@@ -270,10 +261,8 @@ class Engines:
     ) -> dict[int, Value]:
         """Make a call on every rank and wait for the values; for calls that take a moment.
 
-        Raises:
-            EngineDiedError: a rank is gone; others may be busy with the call still.
-            UnansweredError: a rank did not answer; as above.
-            PoolError: a rank failed; as above.
+        A PoolError if a rank failed, an EngineDiedError if it is gone, an UnansweredError if it
+        says nothing: others may be busy with the call still.
         """
         chosen = self._engines if ranks is None else ranks
         asked = {self.call(rank, call): rank for rank in chosen}
@@ -359,9 +348,8 @@ class Engines:
     def _bring_up(self, places: Iterable[Rank]) -> None:
         """Start engines at these places; returns when all have registered."""
         self.launch.start_engines(places)  # which brings back a host that was lost
-        late = time.monotonic() + self._timeout_s
         load_ipyparallel()  # here, because the processes need as long as this takes
-        self._wait(self._missing, late)
+        self._wait(self._missing)
 
     def _missing(self) -> str:
         """What is missing until all engines can be called."""
@@ -377,16 +365,17 @@ class Engines:
         number = len(self._engines) - len(self._client.ranks)
         return f"{number} of the engines" if number else ""
 
-    def _wait(self, missing: Callable[[], str], late: float) -> None:
+    def _wait(self, missing: Callable[[], str]) -> None:
         """Wait until nothing is missing: nothing notifies of what a file or the controller says."""
-        ask_at = time.monotonic() + _ASK_AGAIN_S
+        began_at = time.monotonic()
+        ask_at = began_at + _ASK_AGAIN_S
         while what := missing():
             if self.stopped:  # by another thread, while this one waits
                 raise PoolStartError("the pool was stopped.")
             for rank, loss in self.losses.items():
                 if self._engines[rank].state is State.LOST:
                     raise PoolStartError(with_log(loss.sentence, loss.log_tail))
-            if time.monotonic() > late:
+            if time.monotonic() > began_at + self._timeout_s:
                 raise self.too_late(what)
             if self._client is not None and time.monotonic() > ask_at:
                 self._client.ask_for_engines()

@@ -30,12 +30,9 @@ from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire import starter as lines
 from gpupool.core.wire.starter import STARTER, process_of
 from gpupool.pool.launchers.allocation import Allocation
-from gpupool.pool.launchers.base import OnExit, exit_reason
-from gpupool.pool.launchers.forked import Forked
-from gpupool.pool.launchers.line import Line
 from gpupool.pool.launchers.placement import Placement, Site, place_on
-from gpupool.pool.launchers.processes import Processes
-from gpupool.pool.launchers.starter import ARGUMENTS
+from gpupool.pool.launchers.processes import Forked, OnExit, Processes, exit_reason
+from gpupool.pool.launchers.starter import ARGUMENTS, Line
 from gpupool.pool.notices import NoticeLines, Progress
 from gpupool.pool.status import HostInfo
 
@@ -107,10 +104,11 @@ class Agent(Processes):
         super()._on_event(event)
 
     def _report(self, event: lines.Exited) -> None:
-        if event.name != STARTER:
+        if event.name == STARTER:
+            for rank in sorted(self.ranks):
+                self._on_exit(process_of(rank), f"was lost: {self.who} {self.why_ended}", "")
+        else:
             super()._report(event)
-        for rank in sorted(self.ranks) if event.name == STARTER else ():
-            self._on_exit(process_of(rank), f"was lost: {self.who} {self.why_ended}", "")
 
 
 class Hosts(Forked):
@@ -131,9 +129,8 @@ class Hosts(Forked):
     def place(self, progress: Progress) -> Placement:
         """Get the hosts, reach them, find how they reach each other, and place the ranks.
 
-        Raises:
-            OptionsError, PlacementError: as `placement.place_ranks`.
-            PoolError: a host cannot be reached, or has other versions.
+        Raises as `placement.place_ranks`; a PoolError names a host that cannot be reached, or has
+        other versions.
         """
         self._allocation = Allocation(
             self._cluster, progress, self._over.is_set, self._note_end, NoticeLines()
@@ -242,11 +239,8 @@ class Hosts(Forked):
                 agent.open("", file.name, before)
 
     def _bring_back(self, name: str) -> None:
-        """Reach a host again that was lost, with all that its ranks need but themselves.
-
-        Raises:
-            PoolError: it does not come back in time, or not as it was.
-        """
+        """Reach a host again that was lost, with all that its ranks need but themselves; a
+        PoolError if it does not come back in time, or not as it was."""
         gpus = [one.gpu.uuid for one in self._ranks if one.host == name and one.gpu]
         before = self._agents[name].folder
         late = time.monotonic() + _RETURN_S

@@ -1,15 +1,19 @@
-"""The processes of a pool on one host, forked by its starter. Runs on the client."""
+"""The processes of a pool on one host, which its starter forks. Runs on the client."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gpupool.core.errors import PoolError
@@ -17,10 +21,17 @@ from gpupool.core.machine.locks import ENDING
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
 from gpupool.core.wire import starter as lines
-from gpupool.core.wire.starter import STARTER, process_of
-from gpupool.pool.launchers.base import DIE_S, OnExit, exit_reason
-from gpupool.pool.launchers.line import Line
+from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of
+from gpupool.pool.launchers import starter
 from gpupool.pool.launchers.placement import too_few
+from gpupool.pool.launchers.starter import Line, Starter
+from gpupool.pool.status import HostInfo
+
+DIE_S = 20.0
+"""From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
+
+OnExit = Callable[[str, str, str], None]
+"""Hears of each end, in a background thread: name of the process, how it ended, end of its log."""
 
 # The starter reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
@@ -32,7 +43,7 @@ _ENGINE_ARGS = (
 )
 _ANSWER_S = 60.0  # of a starter that still imports torch, from a slow disk
 _PORTS = range(10_000, 32_000)  # above the well-known services, below those of connections
-
+_CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 
 _Answer = TypeVar("_Answer", bound=lines.Line)
 
@@ -75,11 +86,8 @@ class Processes:
             time.sleep(0.05)
 
     def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
-        """Start engines, which find the controller by this file; returns at once.
-
-        Args:
-            master: address and port for users' scripts.
-        """
+        """Start engines, which find the controller by this file, and other scripts' ranks at this
+        `master`; returns at once."""
         for rank in ranks:
             arguments = [f"--file={file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment, defaults = engine_environment(rank, *master)
@@ -105,14 +113,15 @@ class Processes:
         self._released = True
         if not for_good and self.line.preloaded.is_set():
             self.line.command(lines.Stop())
-            if self._stopped.wait(DIE_S) and self._give_back():
+            if self._stopped.wait(DIE_S):
+                self._give_back()
                 return
         self._stopped.set()
         self.line.close()
 
-    def _give_back(self) -> bool:
-        """Keep the starter for another pool; returns whether that can be done."""
-        return False
+    def _give_back(self) -> None:
+        """No process is left but the starter."""
+        self.line.close()
 
     def _spawn(
         self,
@@ -155,7 +164,6 @@ class Processes:
                 case lines.Killed():
                     self._unanswered -= 1
                 case lines.Exited(name) if name == STARTER:
-                    self._starter_ended()
                     ended = None if self._stopped.is_set() else event
                     self._stopped.set()
                 case lines.Exited(name):
@@ -168,12 +176,78 @@ class Processes:
         if ended is not None:
             self._report(ended)
 
-    def _starter_ended(self) -> None:
-        """The starter has ended, and with it its children."""
-
     def _report(self, event: lines.Exited) -> None:
         """Report the end of a process, or of the starter."""
         self._on_exit(event.name, exit_reason(event.status, event.cause), event.log_tail)
+
+
+class Forked(Processes):
+    """Forked by the starter of this host; what a pool asks of who starts its processes.
+
+    `client_file` is what a client needs to connect to the controller, which engines find at
+    `address`. When `preloaded` is set, engines can be started without waiting for torch. `down` is
+    the command line that ends machines which outlast the pool, if they do.
+    """
+
+    line: Starter
+    address = "127.0.0.1"
+    down = ""
+
+    def __init__(self, on_exit: OnExit) -> None:
+        super().__init__(line := starter.take(), on_exit)
+        self.folder = tempfile.mkdtemp(prefix="pool", dir=line.folder)
+        self.client_file = Path(self.folder) / "profile" / "security" / "ipcontroller-client.json"
+        self.engine_file = self.client_file.with_name(lines.CONNECTION_FILE)
+        self.preloaded = line.preloaded
+        line.command(lines.Open(self.folder, environ.inheritable(os.environ)))
+        # The last one is for what users' scripts listen at, at any time.
+        *self._ports, self._master_port = free_ports(_CONTROLLER_PORTS + 1)
+
+    def is_controller_up(self) -> bool:
+        """Whether its files are there, to the last byte."""
+        with contextlib.suppress(FileNotFoundError, ValueError):  # half of one may be there
+            for file in (self.client_file, self.engine_file):
+                json.loads(file.read_text())
+            return True
+        return False
+
+    def require_folder(self) -> None:
+        """Raise PoolError if the folder was removed."""
+        if not self.client_file.exists():
+            raise PoolError(
+                f"the pool's private folder, {self.folder}, was removed, perhaps by a cleaner of "
+                "temporary files. `%gpupool stop`, then `%gpupool start`, makes a new pool."
+            )
+
+    def folder_of(self, rank: int) -> str:
+        """The pool's private folder on the host of a rank."""
+        return self.folder
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """The hosts as they are now; none where all processes are on this one."""
+        return ()
+
+    def start_controller(self) -> None:
+        """Start ipyparallel's controller; returns at once."""
+        ports = ",".join(map(str, self._ports))
+        arguments = [f"--ports={ports}", f"--IPController.engine_ip={self.address}"]
+        self._spawn(CONTROLLER, "gpupool.host.controller:main", arguments, {}, {})
+
+    def start_engines(self, ranks: Iterable[Rank]) -> None:
+        """Start an engine for each of these ranks, new ones too; returns at once."""
+        self.fork_engines(ranks, str(self.engine_file), (self.address, self._master_port))
+
+    def _give_back(self) -> None:
+        self.line.listen(lambda event: None)  # it would keep this pool in memory
+        starter.give_back(self.line)
+
+    def _on_event(self, event: lines.Line) -> None:
+        if isinstance(event, lines.Exited) and event.name == STARTER:
+            # Its children have died with it, and not what they had started.
+            for pid in map(self.pids.__getitem__, self._running):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # each leads its own process group
+        super()._on_event(event)
 
 
 def engine_environment(
@@ -223,7 +297,21 @@ def free_ports(number: int) -> list[int]:
     while True:
         # Not the random numbers that the user has seeded: two notebooks would choose the same.
         start = random.SystemRandom().choice(_PORTS)
-        with ExitStack() as listeners, suppress(OSError):
-            for port in range(start, start + number):
+        ports = list(range(start, start + number))
+        with contextlib.ExitStack() as listeners, contextlib.suppress(OSError):
+            for port in ports:
                 listeners.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return list(range(start, start + number))
+            return ports
+
+
+def exit_reason(status: int, cause: str = "") -> str:
+    """How a process ended, in words.
+
+    >>> exit_reason(-9, "out of host memory"), exit_reason(1)
+    ('was killed by SIGKILL (out of host memory)', 'ended with exit status 1')
+    """
+    words = f" ({cause})" if cause else ""
+    if status < 0:
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
+    return f"ended with exit status {status}{words}"

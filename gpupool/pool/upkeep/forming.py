@@ -17,8 +17,8 @@ from gpupool.core.errors import EngineDiedError, GroupError, PoolError, Unanswer
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.requests import Abort, Counts
 from gpupool.pool.engines.engines import Engines
-from gpupool.pool.launchers.base import DIE_S
 from gpupool.pool.launchers.placement import Placement
+from gpupool.pool.launchers.processes import DIE_S
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
 _ABORT_S = 10.0  # NCCL's waits for its kernels

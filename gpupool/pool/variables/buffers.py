@@ -23,7 +23,7 @@ from gpupool.core.wire.pickles import INLINE_BYTES, DataPacker, MemoryFile, Pack
 _MIN_BYTES = 1 << 10  # smaller parts go along in the message: to know them costs more
 _MARGIN = 0.95  # of the memory that is free
 
-Key = tuple[int, bytes]  # how many bytes, and their digest
+Digest = tuple[int, bytes]  # how many bytes, and their digest
 
 
 class Stored:
@@ -33,7 +33,7 @@ class Stored:
         self.file, self.start = file, start
 
 
-def keys_of(packer: DataPacker) -> list[Key]:
+def keys_of(packer: DataPacker) -> list[Digest]:
     """What the parts of a packed value are known by: its data, and at the end its pickle."""
     parts = [*packer.buffers, memoryview(packer.stream())]
     return [(part.nbytes, xxhash.xxh3_128_digest(part)) for part in parts]
@@ -43,22 +43,18 @@ class Buffers:
     """What has been written for ranks, while a parcel, a job or a data set has it."""
 
     def __init__(self) -> None:
-        self._stored = weakref.WeakValueDictionary[Key, Stored]()
+        self._stored = weakref.WeakValueDictionary[Digest, Stored]()
         # id of who has it -> a reference to that, and the contents
         self._kept: dict[int, tuple[weakref.ref[Any], Sequence[Stored | None]]] = {}
         self._lock = threading.Lock()
 
     def pack(
-        self, packer: DataPacker, what: str, keys: Sequence[Key] = ()
+        self, packer: DataPacker, what: str, keys: Sequence[Digest] = ()
     ) -> tuple[Packed, list[Stored | None]]:
         """A packed value as it crosses, and what keeps each part of it where the ranks map it.
 
-        Args:
-            what: it is, for a bar.
-            keys: `keys_of` it, if they are known.
-
-        Raises:
-            PoolError: there is not as much memory left.
+        `what` it is says a bar; `keys` are `keys_of` it, if they are known. A PoolError says that
+        there is not as much memory left.
         """
         parts = [*packer.buffers, memoryview(packer.stream())]
         if packer.num_bytes <= INLINE_BYTES:
@@ -90,7 +86,7 @@ class Buffers:
         """The pool has stopped: nobody maps them any more."""
         self._kept.clear()
 
-    def _write(self, new: dict[Key, memoryview], what: str) -> dict[Key, Stored]:
+    def _write(self, new: dict[Digest, memoryview], what: str) -> dict[Digest, Stored]:
         num_bytes = sum(part.nbytes for part in new.values())
         _check_memory(num_bytes)
         file = MemoryFile()

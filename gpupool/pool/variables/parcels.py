@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import names_in_code
@@ -33,21 +33,18 @@ from gpupool.core.wire.pickles import (
 from gpupool.core.wire.reductions import with_imports_by_name
 from gpupool.core.wire.values import Place, Sources
 from gpupool.pool.environment.environment import notebook_place
-from gpupool.pool.variables.buffers import Buffers, Key, Stored, keys_of
-from gpupool.pool.variables.composite import Composite, Constant, key_of
+from gpupool.pool.variables.buffers import Buffers, Digest, Stored, keys_of
+from gpupool.pool.variables.composite import Composite, Constant, Key, key_of
+from gpupool.pool.variables.names import is_hidden
 
 MAX_VALUE_BYTES = 256 << 20
-
-# a Composite -> (name, path, version) on the ranks; raises if its values are gone
-KeyOf = Callable[[Composite], tuple[str, tuple[str, ...], int]]
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType, CellType)
 # What comes from these unpickles without anybody's own code being run.
 _SAFE = {*sys.stdlib_module_names, "numpy", "torch", "cloudpickle", "gpupool"}
 
-# Objects of their own: None is a value that can be sent.
+# An object of its own: None is a value that can be sent.
 _GONE: Any = object()
-_UNBOUND: Any = object()
 # Compared by exact type: a subclass may have attributes that change.
 _IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
@@ -79,7 +76,7 @@ class NotebookPacker(Packer):
         """How a part is pickled."""
         if isinstance(obj, Composite):
             self.plain = False
-            return rank_value, self._parcels.key_of(obj)
+            return rank_value, self._parcels.current(obj)
         if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
             reads, binds = names_in_code(obj.__code__)
             self.names_read |= reads
@@ -121,12 +118,12 @@ class Parcel:
     `keys` say what is in it, `needs` are the numbers of the earlier parcels that it refers to,
     `sources` the text of the cells whose code it has. `contents` keep what is beside the message.
     One that `goes_along` with a cell is small, and ranks unpickle it without running code of
-    anybody's. `value()` is what `names` of the notebook mean, or `_GONE` when the notebook has
-    released it; a constant has none, and `opened` is what the notebook has mapped of it.
+    anybody's. `value()` is what the notebook has, or the Constant that stands for it, or `_GONE`
+    when it was released; `opened` is what the notebook has mapped of a constant.
     """
 
     number: int
-    keys: Sequence[Key]
+    keys: Sequence[Digest]
     needs: set[int]
     names_read: set[str]
     names_bound: set[str]
@@ -135,8 +132,6 @@ class Parcel:
     contents: Sequence[Stored | None]
     goes_along: bool
     value: Callable[[], object] = lambda: _GONE
-    names: set[str] = field(default_factory=set)
-    is_constant: bool = False
     opened: Any = None
 
 
@@ -144,15 +139,16 @@ class Parcel:
 class Shipment:
     """What a cell needs on the ranks.
 
-    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `modules` are
-    those to import, `bound` names that the notebook's functions bind. `left_out` are names that are
-    not sent, with the reason, `later` those that code which the cell makes may read. `along` are
-    the parcels that go with the cell, by rank: to be kept until it has begun. `place` is where the
-    notebook is.
+    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `parcels` are all
+    that these need, to be kept until it has begun. `modules` are those to import, `bound` names
+    that the notebook's functions bind. `left_out` are names that are not sent, with the reason,
+    `later` those that code which the cell makes may read. `along` are the parcels that go with the
+    cell, by rank. `place` is where the notebook is.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    parcels: Sequence[Parcel] = ()
     modules: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -161,26 +157,26 @@ class Shipment:
     place: Place = field(default_factory=notebook_place)
 
 
-@dataclass(eq=False)
-class KeptTask:
-    """A (function, args, kwargs) that a rank will run: its parcel, the meaning of the names that it
-    reads, and all parcels of these, which are kept until then."""
+class KeptCall(NamedTuple):
+    """A (function, args, kwargs) for ranks, and what it needs there."""
 
     parcel: Parcel
     shipment: Shipment
-    parcels: Sequence[Parcel]
 
 
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes.
 
-    All that is given a constant of another pool raises a PoolError.
+    All that is given a constant of another pool raises a PoolError. `current` says what a Composite
+    means on the ranks, or raises one.
     """
 
-    def __init__(self, buffers: Buffers, key_of: KeyOf = key_of) -> None:
+    def __init__(self, buffers: Buffers, current: Callable[[Composite], Key] = key_of) -> None:
         self._buffers = buffers
-        self.key_of = key_of
+        self.current = current
         self.by_number: dict[int, Parcel] = {}
+        # Those too that somebody has who runs, or will run.
+        self.alive = weakref.WeakValueDictionary[int, Parcel]()
         # By id, which is used again: what is found is compared with what it is to be.
         self._by_value: dict[int, int] = {}
         self._parts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # of whom, which
@@ -190,14 +186,14 @@ class Parcels:
         """Start a round: release what `names`, the notebook's, do not mean any more."""
         self._checked.clear()
         # By identity: an equal object may be another one, which others change later.
+        meant = {id(value) for name, value in names.items() if not is_hidden(name)}
         live = [
             number
             for number, parcel in self.by_number.items()
-            if parcel.is_constant
-            or any(names.get(name, _UNBOUND) is parcel.value() for name in parcel.names)
+            if isinstance(value := parcel.value(), Constant) or id(value) in meant
         ]
         # One that a living parcel refers to stays, whatever its own name means by now.
-        for number in self.by_number.keys() - self.with_needs(live):
+        for number in self.by_number.keys() - {one.number for one in self.with_needs(live)}:
             self.drop(number)
         there = self.by_number  # which ranks have to keep
         self._by_value = {key: n for key, n in self._by_value.items() if n in there}
@@ -206,8 +202,7 @@ class Parcels:
     def parcel(self, name: str, value: object) -> Parcel:
         """The parcel of a value that `name` has in the notebook: a new one if it has changed.
 
-        Raises:
-            Exception: whatever its class raises when it cannot be pickled.
+        It raises whatever the value's class does when it cannot be pickled.
         """
         if isinstance(value, Constant):
             return self.by_number[self._number_of(value)]
@@ -220,7 +215,6 @@ class Parcels:
             self._checked.add(known.number)
             for index, one in enumerate(parts):
                 self._parts[id(one)] = weakref.ref(one), known.number, index
-        known.names.add(name)
         return known
 
     def _known(self, value: object) -> Parcel | None:
@@ -248,14 +242,19 @@ class Parcels:
             f"`{name} = pool.put({name})`."
         )
 
-    def constant(self, value: object) -> Parcel:
-        """A parcel that stays what it is, of any size, until it is dropped."""
+    def constant(self, value: object, variables: Any) -> Constant:
+        """What stands for a parcel of any size, which stays what it is for as long as this lives.
+
+        `variables` are those that the Constant belongs to.
+        """
         # Without a limit: the user has asked for it, once, with a bar. It has no part in common
         # with what cells read: that changes.
-        parcel, _ = self._made(value, f"a value ({type(value).__name__})", None, before=0)
-        parcel.is_constant = True
+        kind = type(value).__name__
+        parcel, _ = self._made(value, f"a value ({kind})", None, before=0)
+        constant = Constant(variables, parcel.number, kind)
+        parcel.value = _weakly(constant)
         self.by_number[parcel.number] = parcel
-        return parcel
+        return constant
 
     def once(self, value: object) -> Parcel:
         """A parcel that is used once; it may refer to all that the ranks have."""
@@ -288,20 +287,20 @@ class Parcels:
             self._by_value[id(parcel.opened)] = parcel.number
         return parcel.opened
 
-    def with_needs(self, numbers: Iterable[int]) -> set[int]:
-        """These parcels and all that they refer to, and so on."""
-        found: set[int] = set()
+    def with_needs(self, numbers: Iterable[int]) -> list[Parcel]:
+        """These parcels and all that they refer to, and so on: the oldest first."""
+        found: dict[int, Parcel] = {}
         queue = list(numbers)
         while queue:
             number = queue.pop()
             if number not in found:
-                found.add(number)
-                queue += self.by_number[number].needs
-        return found
+                found[number] = self.by_number[number]
+                queue += found[number].needs
+        return [found[number] for number in sorted(found)]
 
     def names_in(self, *numbers: int) -> tuple[set[str], set[str]]:
         """The names that parcels, and what they refer to, read and bind."""
-        found = [self.by_number[number] for number in self.with_needs(numbers)]
+        found = self.with_needs(numbers)
         reads, binds = (one.names_read for one in found), (one.names_bound for one in found)
         return set[str]().union(*reads), set[str]().union(*binds)
 
@@ -328,6 +327,7 @@ class Parcels:
             contents,
             goes_along=packer.plain and not contents,
         )
+        self.alive[parcel.number] = parcel
         return parcel, packer.parts
 
     def _pack(self, value: object, before: int, max_bytes: int | None) -> NotebookPacker:

@@ -15,7 +15,7 @@ from gpupool.core.wire.output import OutputKind
 from gpupool.engine.output import channel
 from gpupool.pool.calls import output
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
-from gpupool.pool.engines.iopub import Router
+from gpupool.pool.engines.client import Router
 from tests.support.processes import until
 
 

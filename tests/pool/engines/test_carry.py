@@ -20,8 +20,8 @@ from gpupool.core.wire import environ
 from gpupool.notebook.cells.line_view import QuietView
 from gpupool.pool.engines import engines
 from gpupool.pool.engines.carry import PIECE_BYTES
-from gpupool.pool.engines.iopub import unheard_output
-from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.engines.client import unheard_output
+from gpupool.pool.launchers.processes import Forked
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.environment import environment, plain_environment
 from tests.support.processes import engine_pid, until

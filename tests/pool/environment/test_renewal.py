@@ -13,7 +13,7 @@ import pytest
 from gpupool import CredentialsError, Pool
 from gpupool.core.wire.masking import Secrets
 from gpupool.pool import session
-from gpupool.pool.environment.credentials import AwsChain
+from gpupool.pool.environment.environment import AwsChain
 from tests.servers.issuer import Issuer
 from tests.support.processes import until
 from tests.support.raising import raises

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.launchers.processes import Forked
 from tests.support.processes import notebook, until
 
 HOLD = """
 import sys, time
-from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.launchers.processes import Forked
 launch = Forked(lambda *_: None)
 print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
 time.sleep(60)

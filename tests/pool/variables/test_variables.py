@@ -1,19 +1,25 @@
-"""Values on real ranks: what they cost, what is let go, and what happens when a rank cannot."""
+"""Values on real ranks: what they cost, what is let go, what goes with a rank, what is copied."""
 
 from __future__ import annotations
 
 import gc
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gpupool.pool.result import SpmdResult
 
-from gpupool import Pool, PoolError, SpmdError, TransferError
+from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
+from gpupool.core.wire.pickles import Source, TooLargeError
 from gpupool.notebook.cells.line_view import QuietView
+from gpupool.pool.engines.client import unheard_output
+from gpupool.pool.variables.buffers import Buffers
+from gpupool.pool.variables.parcels import Parcels
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.support.processes import engine_pid, open_files, press_when
@@ -28,31 +34,29 @@ def mapped(pid: int) -> set[str]:
         return {line.split()[4] for line in maps if "memfd:gpupool" in line}
 
 
-def ignore(rank: int, kind: str, content: object) -> None:
-    """Output that nobody looks at."""
-
-
 class Notebook:
     """The notebook's names, and cells that read and assign them."""
 
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.names: dict[str, Any] = {}
+    def __init__(self, pool: Pool, names: dict[str, Any]) -> None:
+        self.pool, self.names = pool, names
 
-    def begin(self, source: str, *, at_once: bool = False) -> SpmdRun:
-        at = At(self.names, str, at_once=at_once)
-        return SpmdRun(self.pool, source, (0, 1), QuietView(), notebook=at)
+    def begin(self, source: str) -> SpmdRun:
+        at = At(self.names, str)
+        return SpmdRun(self.pool, source, self.pool.select(None), QuietView(), notebook=at)
+
+    def run(self, source: str) -> SpmdResult:
+        return self.begin(source).result()
 
     def cell(self, source: str) -> list[str]:
         """The values of a cell, as text."""
-        result = self.begin(source).result()
+        result = self.run(source)
         return [result.value_text(rank) for rank in result]
 
 
 @pytest.fixture
 def notebook(pool2: Pool) -> Notebook:
     """A notebook without names."""
-    return Notebook(pool2)
+    return Notebook(pool2, {})
 
 
 def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2: Pool) -> None:
@@ -101,10 +105,7 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
 ) -> None:
     (tmp_path / "fleeting.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-
-    def cell(source: str) -> Any:
-        return notebook.begin(source).result()
-
+    cell = notebook.run
     cell("import json as j, os.path, string, fleeting\nfrom math import floor as down\nimport csv")
     cell("string = 5\ndel csv")
     (tmp_path / "fleeting.py").unlink()
@@ -164,10 +165,7 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
     notebook.cell("x = torch.ones(2, 3 + rank)")
     x = notebook.names["x"]
     assert (len(x), str(x), repr(x)) == (2, "x", "Composite(x, 2 ranks)")
-    assert [str(x.info[rank]) for rank in (0, 1)] == [
-        "Tensor 2x3 float32 cpu",
-        "Tensor 2x4 float32 cpu",
-    ]
+    assert str(x.info[1]) == "Tensor 2x4 float32 cpu"
     assert x.shape.gather() == [torch.Size([2, 3]), torch.Size([2, 4])]
     assert "reshape" in dir(x)
     assert (hasattr(x, "nonsense"), hasattr(x, "_repr_html_")) == (False, False)
@@ -182,7 +180,7 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
 def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
     notebook: Notebook, pool2: Pool
 ) -> None:
-    running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
+    running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=unheard_output)
     notebook.names["x"] = [7]
     waiting = notebook.begin("x")
     waiting.interrupt()
@@ -191,3 +189,174 @@ def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
     running.interrupt()
     assert running.wait(30)
     assert notebook.cell("x") == ["[7]", "[7]"]
+
+
+# ---- state of one rank for the others ----------------------------------------------------------
+
+MODEL = """
+torch.manual_seed(0)
+# no bias before the norm: its gradient is noise, which Adam would make large
+hidden = torch.nn.Linear(6, 16, bias=False), torch.nn.BatchNorm1d(16), torch.nn.ReLU()
+net = torch.nn.Sequential(*hidden, torch.nn.Linear(16, 1)).double()
+model = torch.nn.parallel.DistributedDataParallel(net, static_graph=True)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+step = 0
+"""
+STEPS = """
+for _ in range(5):
+    g = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 6, generator=g, dtype=torch.float64)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    step += 1
+"""
+END = "torch.cat([loss.detach()[None], *(v.flatten() for v in net.state_dict().values())]).tolist()"
+
+
+def test_training_goes_on_after_a_restart_as_if_nothing_had_been(pool3: Pool) -> None:
+    expected = pool3.run(MODEL + STEPS + STEPS + END)
+    pool3.run(MODEL + STEPS)
+    pool3.restart([1])
+    pool3.sync_from(0, "net", "model", "optimizer", "scheduler", "step")
+    found = pool3.run(STEPS + END, timeout_s=60)
+    for rank in range(3):
+        assert found[rank] == pytest.approx(expected[rank], abs=1e-12)
+
+
+def test_what_fits_is_changed_in_place_and_the_rest_is_bound_anew(pool3: Pool) -> None:
+    pool3.run("t = torch.full((3,), float(rank)); of_t = [t]; n = rank; d = {'t': t}; u = t[:1]")
+    pool3.sync_from(1, "t", "n")
+    assert dict(pool3.run("(t is of_t[0], t.tolist(), n, u.item())")) == dict.fromkeys(
+        range(3), (True, [1.0] * 3, 1, 1.0)
+    )
+    # a dict is bound anew, so the tensor that is in it is too: they stay one
+    pool3.run("t += rank; d['n'] = rank")
+    assert pool3.sync_from(2, "d", "t", ranks=[0]) == (0,)
+    answers = dict(pool3.run("(t is d['t'], t is of_t[0], t.tolist(), d['n'])"))
+    assert answers[0] == (True, False, [3.0] * 3, 2)
+    assert answers[1] == (True, True, [2.0] * 3, 1)
+
+
+REFUSED = """
+import threading
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+one = rank
+class Holder: pass
+locked = {"a": Holder()}
+locked["a"].lock = threading.Lock()
+mesh = init_device_mesh("cpu", (3,))
+shard = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("nosuch", "'nosuch'"),
+        ("locked", ("TypeError: ", "lock", "['locked']['a'].lock")),
+        ("shard", "TypeError: a DTensor "),
+    ],
+)
+def test_what_cannot_be_copied_changes_nothing(
+    pool3: Pool, name: str, shown: str | tuple[str, ...]
+) -> None:
+    pool3.run(REFUSED)
+    with raises(PoolError, name, shown, ranks=(0,)):
+        pool3.sync_from(0, "one", name)
+    assert dict(pool3.run("one")) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_model_of_the_notebook_that_ranks_have_trained_is_copied_to_the_new_one(
+    pool3: Pool, names: dict[str, Any]
+) -> None:
+    """The new rank would get the notebook's own, untrained, with the next cell."""
+    names["model"] = torch.nn.Linear(2, 1)
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1, momentum=0.9)
+    names["trace"] = []
+    train = "optimizer.zero_grad(); model(torch.ones(1, 2)).sum().backward(); optimizer.step()"
+    notebook = Notebook(pool3, names)
+    notebook.run(f"{train}\ntrace.append(1)\nx = torch.zeros(rank + 1)")
+    x = names["x"]
+    pool3.restart([1])
+    pool3.sync_from(0, "model", "optimizer", "trace")
+    assert sorted(x.info) == [0, 2]
+    pool3.sync_from(2, "x", ranks=[1])
+    assert (names["x"] is x, x.info[1].shape) == (True, (3,))
+    assert isinstance(names["model"], torch.nn.Linear)
+    look = "[model.weight.sum().item(), len(optimizer.state), len(trace), "
+    found = dict(notebook.run(look + "optimizer.param_groups[0]['params'][0] is model.weight]"))
+    assert found[0][1:] == [2, 1, True]
+    assert found[1] == found[2] == found[0]
+    assert names["model"].weight.sum().item() != found[0][0]
+    # a list has no way to be changed in place: the name now means what the ranks have
+    assert isinstance(names["trace"], Composite)
+    assert names["trace"].gather() == [[1]] * 3
+    assert names["trace"].previous == []
+
+
+# ---- what is kept of values, without a rank ---------------------------------------------------
+
+
+class Books:
+    """A notebook's names and the parcels made of them, a round at a time."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        self.buffers = Buffers()
+        self.parcels = Parcels(self.buffers)
+
+    def num_bytes(self) -> int:
+        """How much memory is taken beside the messages."""
+        return sum(num_bytes for num_bytes, _ in self.buffers._stored)
+
+    def read(self, *names: str) -> list[int]:
+        """The numbers of the parcels of these names in a new round."""
+        self.parcels.begin(self.names)
+        return [self.parcels.parcel(name, self.names[name]).number for name in names]
+
+
+def test_the_notebook_can_let_go_of_what_it_has_sent() -> None:
+    notebook = Books()
+    notebook.names["x"] = np.zeros(1000)
+    alive = weakref.ref(notebook.names["x"])
+    sent = notebook.read("x")
+    notebook.names["y"] = notebook.names.pop("x")
+    assert notebook.read("y") == sent
+    del notebook.names["y"]
+    assert alive() is None
+    notebook.read()
+    assert notebook.parcels.by_number == {}
+
+
+def test_a_constant_stays_what_it_is_whatever_becomes_of_the_value() -> None:
+    notebook = Books()
+    array = np.zeros(300 << 20, np.uint8)  # there is no limit
+    notebook.names["pair"] = [array[:2], array]
+    constant = notebook.parcels.constant(array, None)
+    array[0] = 1
+    with pytest.raises(TooLargeError):
+        notebook.read("pair")  # which is no part of the constant
+    assert notebook.num_bytes() >= array.nbytes
+    del constant
+    notebook.read()
+    assert notebook.parcels.by_number == {}
+    assert notebook.num_bytes() == 0
+
+
+def test_equal_contents_are_in_memory_once_and_yet_apart() -> None:
+    notebook = Books()
+    one, other = np.ones(1 << 20), np.ones(1 << 20)
+    notebook.names |= {"x": {"a": one, "b": other}, "y": [one[:], "more"]}
+    first, _ = notebook.read("x", "y")
+    assert one.nbytes <= notebook.num_bytes() < 1.1 * one.nbytes
+    x, _ = Source(notebook.parcels.by_number[first].wire).load()
+    x["a"][0] = 5
+    assert (x["b"][0], one[0]) == (1, 1)
+    one[0] = 7  # changed: both are sent again, and the old content goes when nobody has it
+    notebook.read("x", "y")
+    assert notebook.num_bytes() < 2.1 * one.nbytes

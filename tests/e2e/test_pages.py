@@ -1,0 +1,134 @@
+"""README, the other pages, and binder/: what they name is there, and their code is code.
+
+The Python of docs/guides is executed in a real kernel, in the order of the page. What a page only
+shows is marked `py` there. docs/guides/use-a-network.md has its test in
+tests/training/test_predict.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+from PIL import Image
+
+import gpupool
+from gpupool.notebook.magics.arguments import COMMANDS
+from tests.notebook.kernel import Kernel
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+BINDER = ROOT / "binder"  # which is not run here
+
+
+def test_it_is_short_and_its_first_screen_has_all_to_begin_with() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    first = "\n".join(lines[:50])
+    assert first.count("```python") == 4
+    for wanted in ("<picture>", "pip install", "make demo", "make test", "promises.md"):
+        assert wanted in first
+    assert max(len(text) for text in lines if not text.startswith("|")) <= 125
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_links_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    near = [link for link in links if "://" not in link]
+    assert [link for link in near if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_compiles_and_names_what_is_public(page: Path) -> None:
+    for code in re.findall(
+        r"^```py(?:thon)?\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE
+    ):
+        cell = code.split("\n", 1)[1] if code.startswith("%%spmd") else code
+        tree = ast.parse(TransformerManager().transform_cell(cell))
+        names = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        used = {node.attr for node in names if ast.unparse(node.value) == "gpupool"}
+        assert used <= set(gpupool.__all__)
+
+
+def test_it_names_every_command() -> None:
+    # `status` is what %gpupool alone does
+    named = set(re.findall(r"\w+", README.split("## At a glance")[1].split("```")[1]))
+    assert set(COMMANDS) - named == {"status"}
+
+
+def test_binder_has_what_pyproject_wants_and_its_scripts_can_be_executed() -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (BINDER / "environment.yml").read_text().replace("pytorch-cpu", "torch").splitlines()
+    named = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
+    of_torch = {need for need in wanted["dependencies"] if need.startswith("torch")}
+    assert of_torch <= set(named)
+    (python,) = (name.removeprefix("python=") for name in named if name.startswith("python="))
+    assert f"Programming Language :: Python :: {python}" in wanted["classifiers"]
+    assert '".[demo]"' in (BINDER / "postBuild").read_text()
+    scripts = [BINDER / "postBuild", BINDER / "start"]
+    assert all(os.access(script, os.X_OK) for script in scripts)
+
+
+# ---- guides, executed ---------------------------------------------------------------------------
+
+GUIDES = ROOT / "docs" / "guides"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXECUTED = sorted(page.stem for page in GUIDES.glob("*.md") if BLOCK.search(page.read_text()))
+EXECUTED.remove("use-a-network")
+OPTIONAL = ("transformers", "pytorch_lightning")
+# What is known when a page has been executed.
+GIVES = {
+    "cells": ("total[0].item(), gpupool.current_pool()['y'][1]", "(21, 10)"),
+    "many-networks": (
+        "len(trained), len(heard), error.first.ename, squares[7], len(result.table())",
+        "(4, 3, 'ZeroDivisionError', 49, 4)",
+    ),
+    "train": ("type(result.model).__name__, result.stopped_by", "('ResNet', 'epochs')"),
+    "why-slow": (
+        "[size.num_ranks for size in measured.sizes], bool(result.profile.rows)",
+        "([1, 2], True)",
+    ),
+}
+
+
+def is_missing(code: str) -> bool:
+    """Whether a block imports what only `make long` installs, and what is not installed here."""
+    named = [package for package in OPTIONAL if package in code]
+    return any(importlib.util.find_spec(package) is None for package in named)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """With a pool of two ranks; `photos/`, where it works, has a folder for each of two classes."""
+    folder = tmp_path_factory.mktemp("guides")
+    for number in range(32):
+        photo = folder / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
+        photo.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (7 * number, 50, 90)).save(photo)
+    with Kernel() as kernel:
+        kernel.run(f"%cd {folder}")
+        assert kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2").errors == []
+        yield kernel
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", EXECUTED)
+def test_the_python_of_a_guide_is_executed(kernel: Kernel, name: str) -> None:
+    kernel.run("%reset -f")
+    for code in BLOCK.findall((GUIDES / f"{name}.md").read_text()):
+        if "%gpupool start" not in code and not is_missing(code):  # the pool is there
+            done = kernel.run(code, timeout_s=300)
+            assert done.errors == [], f"{code}\n{done.error_text}"
+    if name in GIVES:
+        expression, shown = GIVES[name]
+        assert kernel.run(expression).text == shown
