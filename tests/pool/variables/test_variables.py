@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpupool.pool.result import SpmdResult
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
 from gpupool.core.wire.pickles import Source, TooLargeError
 from gpupool.notebook.cells.line_view import QuietView
+from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.engines.client import unheard_output
 from gpupool.pool.variables.buffers import Buffers
 from gpupool.pool.variables.parcels import Parcels
