@@ -349,10 +349,11 @@ class Saving:
             gathered = {**gathered, "param_groups": groups}
         state_dicts.load(run.model, state["model"])
         run.optimizer.load_state_dict(gathered)
+        scaler, averaged = state["scaler"], state["ema"]  # None where there is none
         if run.scaler is not None:
-            run.scaler.load_state_dict(state["scaler"])
+            run.scaler.load_state_dict(scaler)
         if run.ema is not None:
-            state_dicts.load(run.ema, state["ema"])
+            state_dicts.load(run.ema, averaged)
         best = dict(state["judge"]["best"])
         if run.options.objective in best or not best:  # what was best by another one is not
             run.best, run.num_worse = best, state["judge"]["num_worse"]

@@ -25,8 +25,9 @@ from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.diagnosis import HangWatch
 from gpupool.pool.calls.failures import HANG, masked, resolve, without_reply
 from gpupool.pool.calls.freeing import Freeing
-from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment, ignored
+from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
 from gpupool.pool.environment.own_modules import reloaded
+from gpupool.pool.launchers.starter import uninterrupted
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
@@ -93,11 +94,16 @@ class Execution(Generic[Value]):
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
         title = next((call.title for call in calls.values()), "")
-        with ignored():  # without its thread it would stay in the row for ever
-            self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
-            self.waits_for = all_ranks.turns.begin(self._turn)
-            if not self.is_task:
-                threading.Thread(target=self.run, name="gpupool-execution", daemon=True).start()
+        try:
+            with uninterrupted():  # without its thread it would stay in the row for ever
+                self._turn = all_ranks.turns.ask(calls, title, "task" if self.is_task else "")
+                self.waits_for = all_ranks.turns.begin(self._turn)
+                if not self.is_task:
+                    name = "gpupool-execution"
+                    threading.Thread(target=self.run, name=name, daemon=True).start()
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
 
     def done(self) -> bool:
         """Whether every rank has finished."""
