@@ -203,12 +203,10 @@ def run_sweep(
         SpmdError: the first trials have all failed, and the first of them so.
     """
     __tracebackhide__ = True
-    checks.any_function("objective", objective)
-    _check_takes_params(objective)
+    _check_objective(objective)
     checks.choose("direction", direction, ("minimize", "maximize"))
     checks.choose("on", on, ("ranks", "notebook"))
-    if seed is not None:
-        checks.number(whole=True, least=0)("seed", seed)
+    checks.number(whole=True, least=0)("seed", 0 if seed is None else seed)
     if trials is not None or sampler != "grid":  # a grid has an end
         checks.number(whole=True, least=1)("trials", trials)
     with _quiet() as optuna:
@@ -240,7 +238,8 @@ def run_sweep(
     return SweepResult(progress, study)
 
 
-def _check_takes_params(objective: Callable[[Params], Any]) -> None:
+def _check_objective(objective: Callable[[Params], Any]) -> None:
+    checks.any_function("objective", objective)
     try:
         inspect.signature(objective).bind({})
     except TypeError:
