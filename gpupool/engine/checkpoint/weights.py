@@ -16,6 +16,7 @@ from gpupool.data.device import Mark
 from gpupool.data.reading.trees import tensors
 
 _MAX_CHARS = 300
+_MARKS_FOLDER = 0x10  # as MS-DOS did
 _ZIP = b"PK\x03\x04"  # by which torch knows an archive from its older formats
 
 
@@ -68,7 +69,11 @@ def read_safely(content: bytes, shown: str, what: str) -> Any:
 
 
 def check_stored(content: bytes) -> None:
-    """Raise ValueError for a compressed archive: a small one could fill the memory."""
+    """Raise ValueError for an archive as torch.save makes none.
+
+    A small one that is compressed could fill the memory; and for a part that is marked as a folder
+    torch gives what lies in memory just then.
+    """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
     # Were something before the first one, torch might find other entries than these.
@@ -76,6 +81,8 @@ def check_stored(content: bytes) -> None:
     is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     if first or not is_stored or sum(entry.file_size for entry in entries) > len(content):
         raise ValueError("it is compressed, which torch.save never does; save it again with that")
+    if any(entry.external_attr & _MARKS_FOLDER for entry in entries):
+        raise ValueError("a part of it is marked as a folder, which torch.save never does")
 
 
 def problem_of(error: Exception) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
 import resource
 import signal
 import threading
@@ -91,6 +92,18 @@ def test_no_file_that_was_cut_short_or_changed_gives_another_state(
         (tmp_path / "step-00000001.pt").write_bytes(content)
         found = Checkpoints(str(tmp_path)).load_newest()
         assert found is None or (not is_cut and torch.equal(found[1]["a"], torch.arange(5)))
+
+
+def test_a_part_that_is_marked_as_a_folder_is_damage(tmp_path: Path) -> None:
+    """torch would give what lies in memory just then; no checksum tells."""
+    whole = packed({"a": torch.arange(5)})
+    places = [found.start() + 38 for found in re.finditer(b"PK\1\2", whole)]
+    assert len(places) > 4
+    for place in places:
+        changed = bytearray(whole)
+        changed[place] ^= 0x10
+        (tmp_path / "step-00000001.pt").write_bytes(changed)
+        assert Checkpoints(str(tmp_path)).load_newest() is None
 
 
 @pytest.mark.gpu
