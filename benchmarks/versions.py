@@ -126,7 +126,7 @@ def of_monitor(found: dict[str, float]) -> None:
     history = TrainingHistory()
     history.add(StartEvent(1, POINTS, 16 * POINTS, 16, 2, "cpu", "gloo", POINTS))
     for step in range(1, POINTS + 1):
-        history.add(StepEvent(step, 1, 1 / step, 0.5, 0.1, 16, step / 10, 0.0))
+        history.add(StepEvent(step, 1, 1 / step, 0.5, 0.1, 16, step / 10))
     began = time.process_time()
     for _ in range(PICTURES):
         picture.history_html(history)

@@ -19,7 +19,6 @@ from .core.errors import TrainingError as TrainingError
 from .core.errors import TransferError as TransferError
 from .core.machine.gpus import GpuTable as GpuTable
 from .core.options.pool_options import PoolOptions as PoolOptions
-from .core.options.training_options import Profile as Profile
 from .core.options.training_options import TrainingOptions as TrainingOptions
 from .data.datastores.images import ImageDatastore as ImageDatastore
 from .data.datastores.tar import TarDatastore as TarDatastore

@@ -88,7 +88,7 @@ def train(
     dataset, validation = value_of(dataset), value_of(validation)
     check_input(model, dataset, loss, validation)  # before a pool is started for it
     # A pool that starts now has the keys for what it is to write, too.
-    for url in (options.checkpoint, options.tensorboard, options.resume):
+    for url in (options.checkpoint, options.resume):
         note_use(url)
     pool = current_pool(create=True)
     prints: LineView | None = None

@@ -27,7 +27,7 @@ from gpupool.core.options.datasets import (
 )
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import CLASS_METRICS, check_loss, check_metrics
-from gpupool.core.options.training_options import Profile, TrainingOptions, check_for
+from gpupool.core.options.training_options import TrainingOptions, check_for
 from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.reductions import with_imports_by_name
 from gpupool.core.wire.state_dicts import check_extra_state
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _CLASS_LOSSES = ("cross_entropy", "nll", "CrossEntropyLoss", "NLLLoss")
-_PLACES = ("checkpoint", "tensorboard", "resume", "profile")
+_PLACES = ("checkpoint", "resume", "profile")
 
 
 # ---- arrays, pictures and URLs in the place of a data set ----------------------------------------
@@ -181,8 +181,6 @@ def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
         for name, value in given.items()
         if isinstance(value, str) and value != "auto"
     }
-    if isinstance(options.profile, Profile):
-        paths["profile"] = replace(options.profile, url=absolute(options.profile.url))
     return replace(options, **paths)
 
 

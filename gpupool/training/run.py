@@ -221,7 +221,7 @@ class TrainingRun:
                     f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so "
                     f"far{why}; the step that had begun is left out."
                 )
-                self.history.add(events.WarningEvent("stop", words, len(self.history.steps)))
+                self.history.add(events.WarningEvent(words, len(self.history.steps)))
                 self._notify()
                 # First: when the interrupt comes, each rank must know that it is no error.
                 self._ask_to_stop(_LOOK_EVERY_S, at_once=True)

@@ -35,7 +35,7 @@ FIRST = 11  # steps that set things up, and the report that waits for them: not 
 # What is no part of a step, or would end the training before.
 _USUAL = (
     *("checkpoint", "checkpoint_every", "num_checkpoints", "resume", "overwrite", "on_failure"),
-    *("tensorboard", "profile", "patience", "objective", "metrics", "validate_every", "keep"),
+    *("profile", "patience", "objective", "metrics", "validate_every", "keep"),
 )
 COLUMNS = ("ranks", "batch", "samples/s", "speed-up", "efficiency", *PHASES)
 

@@ -34,7 +34,7 @@ def history(*ranks: dict[str, float], num_steps: int = 40, step_s: float = 0.1) 
     """Of a training whose ranks have spent these seconds in all."""
     found = TrainingHistory()
     for step in range(1, num_steps + 1):
-        found.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 0.1 * step, 0.0))
+        found.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 0.1 * step))
     for rank, more in enumerate(ranks):
         spent = {**USUAL, **more}
         found.add(RankEvent(rank, num_steps, step_s, step_s, spent=spent))

@@ -50,7 +50,7 @@ def full_events(
         accuracy = 0.9 * (1 - math.exp(-6 * step / total))
         noisy = min(1.0, max(0.0, accuracy + noise.uniform(-0.05, 0.05)))
         elapsed_s += 0.0125
-        yield StepEvent(step, epoch, loss, noisy, 0.1, 512, elapsed_s, 0.0005)
+        yield StepEvent(step, epoch, loss, noisy, 0.1, 512, elapsed_s)
         if step % 20 == 1:
             yield from rank_events(num_ranks, step)
         if step % steps_per_epoch == 0:

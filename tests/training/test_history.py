@@ -10,7 +10,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool, TrainingError
-from gpupool.core.options.training_options import Profile, TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
     EndEvent,
@@ -32,7 +32,7 @@ START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
 
 
 def step(number: int, loss: float = 1.0) -> StepEvent:
-    return StepEvent(number, (number - 1) // 4 + 1, loss, 0.5, 0.1, 8, 0.1 * number, 0.0)
+    return StepEvent(number, (number - 1) // 4 + 1, loss, 0.5, 0.1, 8, 0.1 * number)
 
 
 def checkpoint(number: int) -> CheckpointEvent:
@@ -47,7 +47,7 @@ def history_of(*events: object) -> TrainingHistory:
 
 
 def test_a_new_start_forgets_what_is_told_again() -> None:
-    history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("data", "waited", 2))
+    history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("waited", 2))
     history.restarts = ["rank 1 was killed"]
     assert history.newest == checkpoint(2)
     for event in (START, ResumeEvent(2, "s3://a/step-00000002.pt"), step(1), step(2)):
@@ -67,23 +67,20 @@ def test_relative_folders_are_those_of_the_notebook(
         TrainingOptions(
             checkpoint="run",
             resume="old/step-00000003.pt",
-            tensorboard="s3://bucket/board",
-            profile=Profile(url="../traces"),
+            profile="../traces",
         )
     )
     assert options.checkpoint == str(tmp_path / "run")
     assert options.resume == str(tmp_path / "old/step-00000003.pt")
-    assert options.tensorboard == "s3://bucket/board"
-    assert options.profile is not None
-    assert options.profile.url == str(tmp_path.parent / "traces")
-    plain = TrainingOptions(checkpoint="/run", resume="auto")
+    assert options.profile == str(tmp_path.parent / "traces")
+    plain = TrainingOptions(checkpoint="/run", resume="auto", profile="s3://bucket/traces")
     assert with_absolute_paths(plain) == plain
 
 
 def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
     history = TrainingHistory()
     history.add(START)
-    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1))
     usual = remaining(history)
     history.add(ProgressEvent("saving the network", 12_300_000, 98_000_000, "B"))
     assert headline(history) == "Training: epoch 1 of 2, saving the network"
@@ -95,7 +92,7 @@ def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
     history.add(ProgressEvent("reading the network", 0, 0))
     assert headline(history) == "Training: epoch 1 of 2, reading the network"
     assert remaining(history) == usual
-    history.add(StepEvent(2, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    history.add(StepEvent(2, 1, 0.5, None, 0.1, 8, 0.1))
     assert headline(history) == "Training: epoch 1 of 2"
     history.add(ProgressEvent("saving the last checkpoint", 0, 0))
     history.add(EndEvent("epochs", 2, 0.2))

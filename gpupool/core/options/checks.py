@@ -39,6 +39,7 @@ OTHER_NAMES = {
     "validate_every": "ValidationFrequency",
     "checkpoint": "output_dir",
     "collate": "collate_fn",
+    "callbacks": "tensorboard log_with TensorBoardLogger",
 }
 
 

@@ -7,7 +7,7 @@ given, and one that would have no effect is an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpupool.core.errors import OptionsError
@@ -26,25 +26,11 @@ _PIECEWISE = Needs("schedule", ("piecewise",), "'piecewise'")
 _CURVE = Needs("schedule", ("cosine", "linear"), "'cosine'")
 _FOLDER = Needs("checkpoint", (), "'s3://bucket/run1'")
 
-_TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 _EXCLUDE: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (  # if the other has one of these
     ("overwrite", "resume", (True, "auto"), "one begins from scratch, the other does not"),
     ("weights", "shuffle", ("never",), "weights draw an order; shuffle='once' draws it once"),
     ("gather", "accumulate", (), "one has the loss of the whole batch, the other of parts"),
-    ("deterministic", "compile", _TUNED, "autotuning picks other kernels; compile=True has none"),
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Profile(Options):
-    """Steps of which every rank leaves a trace, for Perfetto or TensorBoard."""
-
-    url: str = option(MISSING, folder)
-    """Folder, local or in a store; each rank writes a file of its own there."""
-    skip: int = option(10, number(whole=True, least=0))
-    """Steps before the trace begins, so that the slow first ones are not in it."""
-    steps: int = option(5, number(whole=True, least=1))
-    """Steps in the trace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -148,11 +134,8 @@ class TrainingOptions(Options):
     """Limit on the norm of the gradient of the whole batch; None: no limit."""
     precision: Literal["float32", "bf16", "fp16"] = option("float32")
     """"float32", "bf16" or "fp16": mixed by `torch.autocast`; "fp16" scales the loss."""
-    compile: (
-        bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-    ) = option(False, flag)
-    """`torch.compile`: True, or one of its modes: "default", "reduce-overhead", "max-autotune",
-    "max-autotune-no-cudagraphs"."""
+    compile: bool = option(False, flag)
+    """Whether the network is compiled by `torch.compile`."""
     channels_last: bool = option(False, flag)
     """Convolutions work on channels-last tensors, which is faster on GPUs."""
     batch_norm: Literal["local", "sync", "frozen"] = option("local")
@@ -199,24 +182,15 @@ class TrainingOptions(Options):
     callbacks: Sequence[Callable[[Any], Any]] = option((), checks.functions)
     """Called on every rank with a `CallbackInfo` at "start", "step", "epoch", "validation",
     "checkpoint" and "end"; True from one ends training on all ranks."""
-    tensorboard: str | None = option(None, folder)
-    """Folder for TensorBoard's event files, local or in a store."""
-    profile: str | Profile | None = option(
-        None, lambda name, one: one if isinstance(one, Profile) else folder(name, one)
-    )
+    profile: str | None = option(None, folder)
     """Folder, local or in a store, for a trace of steps 11 to 15 from every rank, for Perfetto and
-    TensorBoard; `result.profile` has the dearest operators. Other steps: `gpupool.Profile`."""
+    TensorBoard; `result.profile` has the dearest operators."""
 
     def __post_init__(self) -> None:
         if "lr" in getattr(self.optimizer, "keywords", ()):  # of a partial
             raise OptionsError("optimizer: its lr is that of each step, give it as the option lr.")
         Options.__post_init__(self)  # slots=True makes a second class: `super()` means the first
         _check_together(self)
-
-    @property
-    def trace(self) -> Profile | None:
-        """What is traced, and where."""
-        return Profile(url=self.profile) if isinstance(self.profile, str) else self.profile
 
     def most_skipped(self, num_samples: int) -> int:
         """How many of `num_samples` may be left out in an epoch; those of one image always may."""

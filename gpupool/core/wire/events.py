@@ -57,7 +57,7 @@ class StartEvent(Event):
 class StepEvent(Event):
     """One optimizer step: loss and accuracy (0..1, of classes) are means over the global batch.
 
-    `step` counts from 1 over all epochs. `data_wait_s` is rank 0's wait for the batch.
+    `step` counts from 1 over all epochs.
     """
 
     step: int
@@ -67,7 +67,6 @@ class StepEvent(Event):
     lr: float
     num_samples: int
     elapsed_s: float
-    data_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +85,11 @@ class ValidationEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent(Event):
-    """Something the user should know at once: `message` is one sentence, `about` a word for it.
+    """Something the user should know at once, in one sentence.
 
     Training continues, or ends automatically.
     """
 
-    about: str
     message: str
     step: int
 

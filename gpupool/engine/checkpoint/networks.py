@@ -1,26 +1,19 @@
 """Networks and weights in files: `save`, `load` and `load_weights`. Runs anywhere.
 
 The file of a network is what `torch.save` makes of plain data: `state_dict` with the weights, under
-which other programs find them too; `network` with classes and normalization; `structure`, the bytes
-that `torch.save` makes of the network without its numbers. No code of a file is run: of a
-structure, the classes of networks that this process has are taken, and no constructor is called.
+which other programs find them too, and `network` with classes and normalization. No code of a file
+is run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import importlib
 import io
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.network import NetworkInfo, give, info_of, without_wrappers
@@ -29,16 +22,10 @@ from gpupool.core.wire import state_dicts
 from gpupool.core.wire.pickles import copy_of
 from gpupool.data.stores.folder import FileRef
 from gpupool.data.stores.writable import Target
-from gpupool.engine.checkpoint.weights import check_stored, copied, cut, problem_of, read_safely
+from gpupool.engine.checkpoint.weights import copied, problem_of, read_safely
 
-FORMAT = 2
 _NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
-_TRUSTED = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", "timm.", "__main__.")
-_NAMES = ("relu", "gelu", "silu", "elu", "leaky_relu", "tanh", "sigmoid", "softmax", "mish")
-_FUNCTIONS = {f"{f.__module__}.{f.__name__}": f for f in (getattr(functional, n) for n in _NAMES)}
-_FUNCTIONS["functools.partial"] = functools.partial
-_one_at_a_time = threading.Lock()  # what torch allows a file, it allows all that are being loaded
 
 Url = str | os.PathLike[str]
 
@@ -54,30 +41,27 @@ def save(model: nn.Module, url: Url, *, storage_options: Mapping[str, Any] | Non
     """
     if not isinstance(model, nn.Module):
         raise TrainingError(f"model is a {type(model).__name__}, not a network.")
-    target, name, shown = _place(url, storage_options)
-    if _is_safetensors(name):
-        raise TrainingError(f"{shown}: give another ending; safetensors.torch writes such files.")
+    target, name = _place(url, storage_options)
     known, model = info_of(model), without_wrappers(model)
     with progress(f"Saving {name}"):
-        whole = {"format": FORMAT, "network": asdict(known), "structure": _structure(model)}
         file = io.BytesIO()
-        state_dicts.save(whole | {"state_dict": copied(model.state_dict())}, file)
+        whole = {"network": asdict(known), "state_dict": copied(model.state_dict())}
+        state_dicts.save(whole, file)
         target.put(name, file.getvalue())
 
 
 def load(
-    url: Url, model: nn.Module | None = None, *, storage_options: Mapping[str, Any] | None = None
+    url: Url, model: nn.Module, *, storage_options: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """The network that `save` has written, on the CPU and in evaluation mode.
+    """The network that `save` has written, in evaluation mode.
 
-    Networks of torch.nn, torchvision and timm, and of classes that the notebook defines, are made
-    from the file. Any other comes as `model`, with any weights: a copy of it gets those of the
-    file, which may then be a checkpoint of `train`, or anything that `load_weights` reads.
+    A copy of `model`, which has any weights, gets those of the file, its classes and normalization.
+    The file may also be a checkpoint of `train`, or anything that `load_weights` reads.
 
-    Raises DataError: the file cannot be read, is of another network, or needs `model`.
+    Raises DataError: the file cannot be read, or is of another network.
     """
     found, shown = _read(url, storage_options)
-    loaded = _made(found, shown) if model is None else _filled(model, found, shown)
+    loaded = _filled(model, found, shown)
     give(loaded, NetworkInfo.of_plain(found.get("network") if isinstance(found, dict) else None))
     return loaded.eval()
 
@@ -85,8 +69,8 @@ def load(
 def load_weights(
     model: nn.Module, url: Url, *, storage_options: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """A copy of `model` with the weights in a file: what `torch.save` made of a state dict, a
-    checkpoint with one in it (also of `train`), or a file of safetensors.
+    """A copy of `model` with the weights in a file: what `torch.save` made of a state dict, or a
+    checkpoint with one in it (also of `train`).
 
     No code in the file is run (`weights_only=True`). Names that DDP, `torch.compile` or Lightning
     have put before are taken off. `url` is a path, or anything fsspec reads ("https://...").
@@ -96,35 +80,27 @@ def load_weights(
     return _filled(model, *_read(url, storage_options))
 
 
-def _place(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Target, str, str]:
-    """Folder and name of a file, and its printable URL; the query of a URL belongs to the name."""
+def _place(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Target, str]:
+    """Folder and name of a file; the query of a URL belongs to the name.
+
+    Raises TrainingError for a file of safetensors.
+    """
     path, mark, query = os.fspath(url).partition("?")
     folder, slash, name = path.rpartition("/")
     target, name = Target(folder or slash or ".", dict(storage_options or {})), name + mark + query
-    return target, name, target.name(name)
-
-
-def _is_safetensors(name: str) -> bool:
-    return name.partition("?")[0].endswith(".safetensors")
+    if path.endswith(".safetensors"):
+        said = "safetensors.torch has save_file for a state_dict, and load_file, for such files."
+        raise TrainingError(f"{target.name(name)}: {said}")
+    return target, name
 
 
 def _read(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
     """What a file holds, on the CPU, and its printable URL."""
-    target, name, shown = _place(url, storage_options)
+    target, name = _place(url, storage_options)
+    shown = target.name(name)
     with progress(f"Loading {name.partition('?')[0]}"):
         content = target.read(FileRef(name, 0))
-    if not _is_safetensors(name):
-        return read_safely(content, shown, "weights"), shown
-    try:
-        from safetensors.torch import load as from_bytes
-    except ImportError:
-        what = f"{shown} is a file of safetensors: pip install safetensors, to read it"
-        raise DataError(what, "no safetensors", url=shown) from None
-    try:
-        return from_bytes(content), shown
-    except Exception as error:  # of its header
-        why = f"{shown} gives no weights: {cut(str(error))}"
-        raise DataError(why, "no weights", url=shown) from None
+    return read_safely(content, shown, "weights"), shown
 
 
 # ---- weights into a network --------------------------------------------------------------------
@@ -159,82 +135,3 @@ def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
             break
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
-
-
-# ---- a network without its numbers -------------------------------------------------------------
-
-
-def _structure(model: nn.Module) -> bytes | None:
-    """A network with one number for each tensor; None of one that torch cannot save."""
-    try:
-        bare = copy_of(model).cpu()
-        give(bare, NetworkInfo())
-        for tensor in bare.state_dict(keep_vars=True).values():
-            if isinstance(tensor, Tensor):
-                tensor.data = tensor.new_zeros(()).expand(tensor.shape)
-        file = io.BytesIO()
-        torch.save(bare, file)
-        return file.getvalue()
-    except Exception:  # pickling runs arbitrary code of the objects' classes
-        return None
-
-
-def _made(found: Any, shown: str) -> nn.Module:
-    """The network in what a file holds."""
-    try:
-        model, state = _bare(found["structure"]), found["state_dict"]
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if isinstance(tensor, Tensor) and tensor.shape == state[name].shape:
-                tensor.data = state[name]
-        state_dicts.load(model, state)
-        return model
-    except Exception as error:  # a structure may be anything
-        raise DataError(
-            f"{shown} gives no network ({cut(f'{type(error).__name__}: {error}')}): only networks "
-            "of torch.nn, torchvision, timm and this notebook are made from the file of "
-            "gpupool.save. Make the network, and gpupool.load(url, model) fills it.",
-            "no network",
-            url=shown,
-        ) from None
-
-
-class _Uncallable(type):
-    """The class of classes without a constructor."""
-
-    def __call__(cls, *args: Any, **named: Any) -> Any:
-        raise TypeError(f"a call of {cls.__name__}")
-
-
-def _bare(structure: bytes) -> nn.Module:
-    """The network of a structure.
-
-    torch calls what is allowed, with what the file likes. So it reads the file once with classes
-    that nobody can call: a network needs none of its constructors to be called.
-    """
-    check_stored(structure)
-    names = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(structure))
-    found = {name: _allowed(name) for name in names}
-    for guards in (True, False):
-        kinds: list[Any] = [
-            (_Uncallable(one.__name__, (), {}) if guards and name not in _FUNCTIONS else one, name)
-            for name, one in found.items()
-        ]
-        with _one_at_a_time, torch.serialization.safe_globals(kinds):
-            model = torch.load(io.BytesIO(structure), map_location="cpu", weights_only=True)
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"a {type(model).__name__}")
-    return model
-
-
-def _allowed(name: str) -> Any:
-    """A class of networks, or a function, by name; raises TypeError for anything else."""
-    if name in _FUNCTIONS:
-        return _FUNCTIONS[name]
-    place, _, last = name.rpartition(".")
-    found = None
-    if name.startswith(_TRUSTED):
-        with contextlib.suppress(ImportError):
-            found = getattr(importlib.import_module(place), last, None)
-    if not isinstance(found, type) or not issubclass(found, nn.Module):
-        raise TypeError(name)
-    return found

@@ -124,11 +124,7 @@ def shard_batches(
 
 
 def weighted_loss(
-    mean_loss: Tensor,
-    batch: Share,
-    *,
-    num_counted: int | Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    mean_loss: Tensor, batch: Share, *, group: dist.ProcessGroup | None = None
 ) -> Tensor:
     """What to call `backward()` on, so that DDP's average is the mean over the whole global batch.
 
@@ -137,19 +133,12 @@ def weighted_loss(
 
     Args:
         mean_loss: the mean over this rank's samples; of a rank without samples it counts nothing.
-        num_counted: over how much it is a mean, where that is not the samples: the pixels that have
-            a class, say. It is then summed over the ranks, so every rank has to give it.
         group: the ranks that DDP averages over; all unless given.
     """
     world = world_of(group, mean_loss.device)
     # 0 times NaN is NaN, and the placeholder of an empty share may give any loss
     mean_loss = mean_loss if batch.num_here else torch.nan_to_num(mean_loss, 0.0, 0.0, 0.0)
-    if num_counted is None:  # all numbers are known here: no collective is needed
-        return mean_loss * (batch.num_here * world.size / batch.num_all)
-    counted = torch.as_tensor(num_counted, dtype=torch.float64, device=mean_loss.device)
-    counted = counted * (batch.num_here > 0)
-    in_all = world.sum(counted.clone()).clamp(min=1)
-    return mean_loss * (counted * world.size / in_all)
+    return mean_loss * (batch.num_here * world.size / batch.num_all)
 
 
 class Metrics:

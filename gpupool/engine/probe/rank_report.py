@@ -8,7 +8,7 @@ that DDP makes equal, and the sums over ranks that losses over pixels need. Wher
 ranks look alike.
 
 Only where somebody looks: `fit` under plain torchrun has a report without `emit`, which measures
-nothing. The events bypass the event log: neither checkpoints nor TensorBoard have them.
+nothing. The events bypass the event log: checkpoints do not have them.
 """
 
 from __future__ import annotations

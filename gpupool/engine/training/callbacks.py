@@ -39,16 +39,6 @@ class CallbackInfo:
     world_size: int
     elapsed_s: float
 
-    @property
-    def loss(self) -> float | None:
-        """Loss of the step that was reported last."""
-        return None if self.last is None else self.last.loss
-
-    @property
-    def accuracy(self) -> float | None:
-        """Accuracy (0..1) of the step that was reported last."""
-        return None if self.last is None else self.last.accuracy
-
 
 class Callbacks:
     """Calls `options.callbacks`, in their order.

@@ -37,7 +37,7 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.training.reports import EventLog
 from gpupool.engine.training.run import Run
 
-FORMAT = "4"
+FORMAT = "5"
 _MARK = b"gpupool checkpoint\n"
 _NAME = re.compile(r"step-([0-9]{8,})\.pt")
 _OF_RUN = ("step", "epoch", "samples_done", "kept", "kept_step")  # plain, or replaced as a whole
@@ -137,7 +137,7 @@ class Checkpoints:
             if not isinstance(error, DataError):
                 said = f"the state of step {step} is of another kind ({problem_of(error)})"
             said = f"a checkpoint could not be written: {said}"
-            self.news.append(events.WarningEvent("checkpoint", said, step))
+            self.news.append(events.WarningEvent(said, step))
 
     def finish(self, within_s: float | None = None) -> bool:
         """Wait until everything is written, for so long; whether it is."""
@@ -215,7 +215,7 @@ class Saving:
         self._every, self._every_s = every, parse_duration_s(every) if is_time else None
         self._saved_step, self._saved_at = -1, time.monotonic()
         if self._files is not None:
-            run.reporter.news.append(self._files.news)
+            run.reporter.news = self._files.news
 
     def is_due(self, *, ends_epoch: bool) -> bool:
         """Whether a checkpoint is due after this step, as every rank knows."""
@@ -276,7 +276,7 @@ class Saving:
         run.reporter.emit_news()
         if not is_written:
             words = f"the last checkpoint is still being written after {within_s:g} s"
-            run.reporter.emit(events.WarningEvent("checkpoint", words, run.step))
+            run.reporter.emit(events.WarningEvent(words, run.step))
 
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
@@ -292,7 +292,7 @@ class Saving:
         if files is not None:
             for name in files.passed_over:
                 words = f"{files.target.name(name)} is cut short or damaged, and was passed over."
-                run.reporter.emit(events.WarningEvent("resume", words, run.step))
+                run.reporter.emit(events.WarningEvent(words, run.step))
             check = partial(files.check, run.step, run.options.overwrite)
             on_first(run.world, check, "checkpoint: ")
         self._saved_at = time.monotonic()

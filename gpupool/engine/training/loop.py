@@ -37,7 +37,6 @@ from gpupool.engine.training.checkpoints import Saving, fail_together
 from gpupool.engine.training.reports import REPORT_EVERY, EventLog, Reporter, start_event
 from gpupool.engine.training.run import Run, make_run, set_training
 from gpupool.engine.training.step import TrainingStep
-from gpupool.engine.training.tensorboard import Board
 
 _SAVING_S = 3.0  # for the checkpoint of a training that has to end at once
 
@@ -101,7 +100,7 @@ def fit(
             training.save_last_step(at_once=at_once)
         if not at_once:
             raise
-    training.close_board()
+    run.reporter.emit_news()
     # They refer to what holds the data set, in a circle: it shall not wait for the collector.
     run.reporter.requests.clear()
     run.reporter.emit(EndEvent(run.stopped_by, run.step, run.reporter.elapsed_s, run.kept_step))
@@ -124,9 +123,7 @@ class _Training:
         num_classes: int,
     ) -> None:
         self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
-        url = options.tensorboard if world.rank == 0 else None
-        self.board = fail_together(world, lambda: Board(url) if url else None)
-        event_log = EventLog(emit, self.board)
+        event_log = EventLog(emit)
         self.loss = make_loss(
             loss, world.device, model=model, weight=options.weight, num_classes=num_classes
         )
@@ -139,12 +136,10 @@ class _Training:
         self.step = TrainingStep(run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.saving = Saving(run, event_log, dataset)
         self.callbacks = Callbacks(run)
-        self.trace = Trace(options.trace, world, self.run.reporter.emit)
+        self.trace = Trace(options.profile, world, self.run.reporter.emit)
         # All ranks learn of these with the next report, after the same step.
         run.reporter.requests["callback"] = lambda: self.callbacks.wants_stop
         run.reporter.requests["save"] = self.saving.is_time
-        if self.board is not None:
-            run.reporter.news.append(self.board.news)
         self.has_begun = False
 
     # ---- the training ---------------------------------------------------------------------------
@@ -165,7 +160,7 @@ class _Training:
             run.network = replace(run.network, normalization=scaling)
         run.keep_finite()  # to go back to, should training diverge
         if said := self.step.buffers.trouble(num_samples(self.dataset)):
-            emit(WarningEvent("batch norms", said, run.step))
+            emit(WarningEvent(said, run.step))
         what = "compiling, and the first step" if options.compile else "the first step"
         emit(ProgressEvent(what, 0, 0))
         self.has_begun = True
@@ -230,7 +225,7 @@ class _Training:
         if run.options.profile is not None:
             self.trace.write()
             for said in filter(None, run.world.gather(self.trace.problem)):
-                run.reporter.emit(WarningEvent("profile", said, run.step))
+                run.reporter.emit(WarningEvent(said, run.step))
         self.callbacks.call("end")
         share_buffers(run.evaluated.buffers(), run.world)
         run.leave_weights()
@@ -338,12 +333,6 @@ class _Training:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    def close_board(self) -> None:
-        """Before the last event, which TensorBoard does not keep."""
-        if self.board is not None:
-            self.board.close()
-        self.run.reporter.emit_news()
-
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is, and it is known after which step that is."""
         run = self.run
@@ -362,7 +351,6 @@ class _Training:
         if at_once or run.options.checkpoint is not None:  # else nobody needs the step before
             self.step.before.restore()
         self.trace.drop()
-        self.close_board()
         run.reporter.emit(*run.reporter.unreported())  # a checkpoint has them too
         self.saving.end(_SAVING_S if at_once else None)  # it writes what is not written yet
         if at_once:

@@ -40,7 +40,6 @@ from gpupool.engine.batches.shares import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.sums import Sums
 from gpupool.engine.metrics.evaluation import Evaluation, quotient
-from gpupool.engine.training.tensorboard import Board
 
 REPORT_EVERY_S = 1.0
 REPORT_EVERY = 10  # steps, where a second has more
@@ -94,7 +93,7 @@ class Reporter:
 
     `requests` maps a name to a function: does this rank request it? `requested` are the names that
     any rank had requested in the newest report: all ranks learn of them after the same step.
-    `news` are lists of events, as threads find them; they are emitted with the reports. `last_step`
+    `news` are events, as threads find them; they are emitted with the reports. `last_step`
     and `last_validation` are the same on all ranks; `last_step` is the one that `show_last_step`
     found.
     """
@@ -103,7 +102,7 @@ class Reporter:
         self._world, self._emit = world, emit
         self.requests: dict[str, Callable[[], bool]] = {}
         self.requested: frozenset[str] = frozenset()
-        self.news: list[list[Any]] = []
+        self.news: list[Any] = []
         self.last_step: StepEvent | None = None
         self.last_validation: ValidationEvent | None = None
         self.sums = Sums(world, REPORT_EVERY_S, REPORT_EVERY)
@@ -130,10 +129,7 @@ class Reporter:
         counted = [one.num_correct, one.num_labeled, one.num_here]
         self.sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
         self._skipped_here += share.skipped
-        at_s, wait_s = self.elapsed_s, share.wait_s
-        self._steps.append(
-            {"step": step, "epoch": epoch, "lr": lr, "elapsed_s": at_s, "data_wait_s": wait_s}
-        )
+        self._steps.append({"step": step, "epoch": epoch, "lr": lr, "elapsed_s": self.elapsed_s})
 
     def begin(self) -> None:
         """Begin to sum the noted steps over the ranks; this waits for no rank and no device."""
@@ -225,9 +221,8 @@ class Reporter:
 
     def emit_news(self) -> None:
         """Emit what threads have found since the last report."""
-        for found in self.news:
-            while found:
-                self.emit(found.pop(0))
+        while self.news:
+            self.emit(self.news.pop(0))
 
     def emit_progress(self, one: Progress) -> None:
         """Emit how far something beside the steps is, with the seconds of training so far."""
@@ -297,40 +292,18 @@ def start_event(
 
 
 class EventLog:
-    """Passes events to `emit` and to `board`, and keeps those of steps as rows of numbers.
+    """Passes events to `emit`, and keeps those of steps as rows of numbers.
 
     `state()` costs a copy of these, whatever the number of steps: a million are 64 MB.
     """
 
-    def __init__(self, emit: Callable[[Sequence[Event]], None], board: Board | None = None) -> None:
-        self._emit, self._board = emit, board
+    def __init__(self, emit: Callable[[Sequence[Event]], None]) -> None:
+        self._emit = emit
         self._steps = array("d")
         self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
 
     def __call__(self, new: Sequence[Event]) -> None:
         """Emit these events."""
-        self._emit_and_keep(new)
-        if self._board is not None:
-            self._board(new)
-
-    def state(self) -> dict[str, Any]:
-        """All of it as plain values and a float64 tensor."""
-        steps = torch.from_numpy(np.array(self._steps)).view(-1, _NUM_FIELDS)
-        return {"steps": steps, "others": list(self._others)}
-
-    def replay(self, state: Mapping[str, Any]) -> None:
-        """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
-        steps, told, done = [_step_event(*row) for row in state["steps"].tolist()], [], 0
-        for number, plain in state["others"]:
-            told += [*steps[done:number], events.from_dict(plain)]
-            done = number
-        told += steps[done:]
-        for first in range(0, len(told), _PART):
-            self._emit_and_keep(told[first : first + _PART])
-        if self._board is not None:
-            self._board.go_on(len(steps))
-
-    def _emit_and_keep(self, new: Sequence[Event]) -> None:
         for event in new:
             is_news = isinstance(event, DataEvent) and (event.num_skipped or event.num_retried)
             if isinstance(event, StepEvent):
@@ -340,9 +313,24 @@ class EventLog:
                 self._others.append((len(self._steps) // _NUM_FIELDS, events.to_dict(event)))
         self._emit(new)
 
+    def state(self) -> dict[str, Any]:
+        """All of it as plain values and a float64 tensor."""
+        steps = torch.from_numpy(np.array(self._steps)).view(-1, _NUM_FIELDS)
+        return {"steps": steps, "others": list(self._others)}
+
+    def replay(self, state: Mapping[str, Any]) -> None:
+        """Emit what a checkpoint holds, in order."""
+        steps, told, done = [_step_event(*row) for row in state["steps"].tolist()], [], 0
+        for number, plain in state["others"]:
+            told += [*steps[done:number], events.from_dict(plain)]
+            done = number
+        told += steps[done:]
+        for first in range(0, len(told), _PART):
+            self(told[first : first + _PART])
+
 
 def _step_event(
-    step: float, epoch: float, loss: float, accuracy: float, lr: float, num: float, *times_s: float
+    step: float, epoch: float, loss: float, accuracy: float, lr: float, num: float, at_s: float
 ) -> StepEvent:
     known = None if math.isnan(accuracy) else accuracy
-    return StepEvent(int(step), int(epoch), loss, known, lr, int(num), *times_s)
+    return StepEvent(int(step), int(epoch), loss, known, lr, int(num), at_s)

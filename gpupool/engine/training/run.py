@@ -135,7 +135,7 @@ class Run:
         """Training ends, whatever else ends it: loss or weights are NaN or infinite."""
         said = f"{what} became NaN or infinite by step {step}: training diverged."
         said += " Try a smaller lr, warmup= or clip=."
-        self.reporter.emit(WarningEvent("not finite", said, step))
+        self.reporter.emit(WarningEvent(said, step))
         self.stopped_by = "diverged"
 
     def leave_weights(self) -> None:
@@ -197,8 +197,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         run.ema = _averaged(model, options.ema)
         plain_batch_norm(run.ema.module)
     if options.compile:  # in place, so that names in the state dict stay; after the copy above
-        mode = options.compile if isinstance(options.compile, str) else None
-        model.compile(mode=mode)
+        model.compile()
     return run
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
@@ -98,18 +96,3 @@ def test_of_a_stream_only_what_needs_no_length_can_be_had() -> None:
     for values in ({"schedule": "linear"}, {"warmup": "1 epoch"}, {"on_error": "skip"}):
         with raises(OptionsError, next(iter(values))):
             check_for(TrainingOptions(**values), has_validation=True, num_samples=None)
-
-
-@given(
-    st.sampled_from(["none", "piecewise", "cosine", "linear"]),
-    st.integers(1, 20),
-    st.integers(1, 9),
-    st.one_of(st.none(), st.integers(1, 30)),
-)
-def test_every_factor_is_above_0_and_at_most_1(
-    schedule: Any, epochs: int, steps_per_epoch: int, warmup: int | None
-) -> None:
-    options = TrainingOptions(schedule=schedule, epochs=epochs, warmup=warmup)
-    num_steps = epochs * steps_per_epoch
-    factors = [lr_factor(options, step, steps_per_epoch) for step in range(1, num_steps + 1)]
-    assert all(0 < factor <= 1 for factor in factors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import gpupool
@@ -41,52 +38,11 @@ class Own(nn.Module):
         return torch.Tensor(self.layer(x))
 
 
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8))
-    model[2].weight = model[0].weight
-    for parameter in model[3].parameters():
-        parameter.requires_grad = False
-    return model
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (tied(), (5, 8)),
-        (nn.LSTM(8, 4, batch_first=True), (5, 3, 8)),
-        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (5, 3, 8)),
-        (torchvision.models.mobilenet_v3_small(num_classes=3), (2, 3, 32, 32)),
-        (torchvision.models.vit_b_16(image_size=32, num_classes=3), (2, 3, 32, 32)),
-    ],
-    ids=["tied", "lstm", "transformer", "mobilenet", "vit"],
-)
-@pytest.mark.long
-def test_a_network_comes_back_from_its_file(
-    tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
-) -> None:
-    url = str(tmp_path / "net.pt")
-    give(model, KNOWN)
-    gpupool.save(model, url)
-    loaded = gpupool.load(url)
-    inputs = torch.randn(shape)
-    assert info_of(loaded) == KNOWN
-    assert not loaded.training
-    for one, other in zip(loaded(inputs), model.eval()(inputs), strict=True):
-        assert torch.equal(torch.as_tensor(one[0]), torch.as_tensor(other[0]))
-    trains = [parameter.requires_grad for parameter in model.parameters()]
-    assert [parameter.requires_grad for parameter in loaded.parameters()] == trains
-    # Other programs find the weights where they look for them.
-    state = torch.load(url, weights_only=True)["state_dict"]
-    assert list(state) == list(model.state_dict())
-
-
 def test_a_class_of_a_users_module_is_filled_from_a_bucket(s3: SeaweedServer) -> None:
     model, url = Own(), f"{s3.make_bucket('networks')}/run/net.pt"
     options = {"storage_options": s3.storage_options}
     give(model, KNOWN)
     gpupool.save(model, url, **options)
-    with raises(DataError, "Own", kind="no network"):
-        gpupool.load(url, **options)
     empty = Own()
     loaded = gpupool.load(url, empty, **options)
     assert torch.equal(loaded.get_parameter("layer.weight"), model.layer.weight)
@@ -106,7 +62,11 @@ def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path
     result = train_on(pools[2], network(), data, batch_size=8, **settings)
     gpupool.save(result.model, path)
     expected = result.predict(data, pool=pools[2])
-    for loaded in (gpupool.load(path), gpupool.load(str(result.checkpoint), network(seed=3))):
+    # Other programs find the weights where they look for them.
+    assert list(torch.load(path, weights_only=True)["state_dict"]) == list(network().state_dict())
+    for url in (path, str(result.checkpoint)):
+        loaded = gpupool.load(url, network(seed=3))
+        assert not loaded.training
         assert info_of(loaded) == info_of(result.model)
         assert info_of(loaded).classes == ("a", "b", "c")
         assert torch.equal(gpupool.predict(loaded, data, pool=pools[2]), expected)
@@ -122,54 +82,14 @@ class Calls:
         return self.reduced
 
 
-def with_attribute(name: str, value: object) -> nn.Module:
-    model = network()
-    vars(model[0])[name] = value  # type: ignore[index]
-    return model
-
-
 def test_a_hostile_file_runs_nothing_and_takes_no_more_memory_than_it_has(tmp_path: Path) -> None:
     trace, url = tmp_path / "ran", tmp_path / "net.pt"
-    gpupool.save(network(), url)
-    good = torch.load(url, weights_only=True)
-    evil = Calls(Path.touch, trace)
-    torch.save({"state_dict": evil}, url)
-    with raises(DataError, kind="not safe"):
-        gpupool.load(url)
-    hostile: list[Any] = [
-        evil,
-        with_attribute("x", evil),
-        Calls(nn.Linear, 10**6, 10**6),
-        Calls(functools.partial(nn.Linear, 10**6, 10**6)),
-        Calls(nn.Linear.__new__, nn.Linear, 8),
-        Calls(torch.hub.load, "a/b", "c"),
-        with_attribute("_modules", 5),
-        with_attribute("x", torch.ones),
-        nn.Linear,
-        nn.Linear(8, 3),  # of other sizes
-    ]
-    contents = [saved(structure) for structure in hostile]
-    for content in (*contents, deflated(saved(network())), b"text", saved(network())[:-9], None):
-        torch.save(good | {"structure": content}, url)
-        with only_our_errors(), raises(DataError, kind="no network"):
-            gpupool.load(url)
+    code = saved({"state_dict": Calls(Path.touch, trace)})
+    for content in (code, deflated(saved({"zeros": torch.zeros(2**24)}))):
+        url.write_bytes(content)
+        with only_our_errors(), raises(DataError, "net.pt", kind="not safe"):
+            gpupool.load(url, network())
     assert not trace.exists()
-
-
-def test_a_class_of_the_notebook_is_made_without_its_constructor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, url = Own(), tmp_path / "net.pt"
-    monkeypatch.setattr(Own, "__module__", "__main__")
-    monkeypatch.setattr(sys.modules["__main__"], "Own", Own, raising=False)
-    gpupool.save(model, url)
-
-    def refused(self: nn.Module) -> None:
-        raise AssertionError("a constructor was called")
-
-    monkeypatch.setattr(Own, "__init__", refused)
-    inputs = torch.randn(3, 8)
-    assert torch.equal(gpupool.load(url)(inputs), model(inputs))
 
 
 # ---- weights as other programs leave them -------------------------------------------------------
@@ -256,15 +176,14 @@ def served(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_safetensors_at_an_address_with_a_query(served: str, tmp_path: Path) -> None:
+def test_weights_at_an_address_with_a_query(served: str, tmp_path: Path) -> None:
     net = nn.Linear(8, 3)
-    save_file(net.state_dict(), tmp_path / "w.safetensors")
-    url = f"{served}/w.safetensors?of=a/b&X-Amz-Signature=feedf00d"
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    url = f"{served}/w.pt?of=a/b&X-Amz-Signature=feedf00d"
     assert same(load_weights(nn.Linear(8, 3), url), net)
     assert same(gpupool.load(url, nn.Linear(8, 3)), net)
     with raises(DataError, "weight", kind="other network") as caught:
         load_weights(nn.Linear(9, 3), url)
     assert "feedf00d" not in str(caught.value)
-    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    with raises(DataError, "w.safetensors", kind="no weights"):
-        load_weights(net, tmp_path / "w.safetensors")
+    with raises(TrainingError, "load_file"):
+        load_weights(net, f"{served}/w.safetensors?of=a/b")

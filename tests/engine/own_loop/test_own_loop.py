@@ -58,32 +58,11 @@ def test_a_loop_of_these_pieces_equals_train(
     assert own == pytest.approx(expected, abs=1e-12)
 
 
-def test_pixels_that_have_a_class_are_weighed_over_the_ranks(pools: Pools) -> None:
-    def gradient() -> list[float]:
-        import torch.distributed as dist
-
-        inputs = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
-        targets = torch.tensor([0, -100, 0, 0, -100])
-        dataset = torch.utils.data.TensorDataset(inputs, targets)
-        factor = torch.ones((), dtype=torch.float64, requires_grad=True)
-        for batch in gpupool.shard_batches(dataset, 5, shuffle=False):
-            counted = batch.targets != -100
-            mean = (factor * batch.inputs[:, 0])[counted].sum() / counted.sum().clamp(min=1)
-            gpupool.weighted_loss(mean, batch, num_counted=counted.sum()).backward()
-        dist.all_reduce(factor.grad)  # as DDP: the average over the ranks
-        return (factor.grad / dist.get_world_size()).tolist()
-
-    for pool in pools.values():
-        assert pool.run(gradient)[0] == pytest.approx((1 + 3 + 4) / 3, abs=1e-12)
-
-
 def test_a_share_of_nothing_with_a_loss_of_nan_counts_nothing() -> None:
     (batch,) = gpupool.shard_batches(samples(4), 4)
-    empty = type(batch)(batch.inputs, batch.targets, num_here=0, num_all=4, wait_s=0.0)
+    empty = type(batch)(batch.inputs, batch.targets, num_here=0, num_all=4)
     mean = torch.tensor(math.nan, requires_grad=True)
     assert gpupool.weighted_loss(mean, empty).item() == 0
-    counted = torch.tensor(3.0)
-    assert gpupool.weighted_loss(mean, empty, num_counted=counted).item() == 0
 
 
 def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:

@@ -1,11 +1,10 @@
-"""What goes along with a training: callbacks, TensorBoard's files, traces."""
+"""What goes along with a training: callbacks, traces."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import os
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,16 +13,13 @@ from uuid import uuid4
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gpupool
-from gpupool import Pool, SpmdError, TrainingError, TrainingOptions, TrainingResult
-from gpupool.core.options.training_options import Profile
+from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
 from gpupool.data.stores.writable import Target
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.engine.training.loop import fit
-from gpupool.engine.training.tensorboard import Board
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
 from tests.support.raising import raises, same_on
@@ -34,8 +30,8 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 def note(info: CallbackInfo) -> None:
     """A callback that prints what it is told."""
-    validated = info.validation and info.validation.loss
-    print(json.dumps([info.event, info.step, info.epoch, info.loss, validated]))
+    losses = [found and found.loss for found in (info.last, info.validation)]
+    print(json.dumps([info.event, info.step, info.epoch, *losses]))
 
 
 def stop_at(event: str, step: int, info: CallbackInfo) -> bool:
@@ -74,7 +70,7 @@ def test_true_from_one_rank_ends_training_on_all(
     assert len(result.history.steps) == step
 
 
-@pytest.mark.parametrize(("event", "step"), [("start", 0), ("step", 2), ("end", 4)])
+@pytest.mark.parametrize(("event", "step"), [("start", 0), ("step", 12), ("end", 16)])
 def test_an_error_in_a_callback_names_it_and_leaves_nothing_running(
     tmp_path: Path, event: str, step: int
 ) -> None:
@@ -87,69 +83,27 @@ def test_an_error_in_a_callback_names_it_and_leaves_nothing_running(
         batch_size=4,
         callbacks=fails,
         checkpoint=str(tmp_path / "run"),
-        tensorboard=str(tmp_path / "board"),
-        profile=Profile(url=str(tmp_path / "traces"), skip=0, steps=2),
+        profile=str(tmp_path / "traces"),
     )
     with pytest.raises(ValueError, match="no") as caught:
-        fit(network(), samples(16), "cross_entropy", options, world=ALONE)
+        fit(network(), samples(64), "cross_entropy", options, world=ALONE)
     assert f"fails, at {event!r} after step {step}," in caught.value.__notes__[0]
     running = {thread.name for thread in threading.enumerate()}
-    assert not running & {"gpupool-board", "gpupool-checkpoint"}
+    assert "gpupool-checkpoint" not in running
     assert not torch.autograd._profiler_enabled()
-    assert len(list((tmp_path / "board").iterdir())) == 1  # what it had is written
 
 
-def board_of(folder: Path) -> EventAccumulator:
-    found = EventAccumulator(str(folder))
-    found.Reload()
-    return found
-
-
-def check_board(board: EventAccumulator, result: TrainingResult) -> None:
-    """It holds what the history does."""
-    history = result.history
-    told = [(e.step, e.value) for e in board.Scalars("train/loss")]
-    assert told == [(s.step, pytest.approx(s.loss)) for s in history.steps]
-    accuracies = [e.value for e in board.Scalars("train/accuracy")]
-    assert accuracies == pytest.approx([s.accuracy for s in history.steps])
-    losses = [(e.step, e.value) for e in board.Scalars("validation/loss")]
-    assert losses == [(v.step, pytest.approx(v.loss)) for v in history.validations]
-    assert [e.value for e in board.Scalars("train/lr")] == pytest.approx([0.01] * len(told))
-
-
-def test_tensorboard_reads_what_was_told(pools: Pools, tmp_path: Path) -> None:
-    urls = {"tensorboard": str(tmp_path / "board"), "checkpoint": str(tmp_path / "run")}
-    settings: dict[str, Any] = {"validation": samples(8), **urls}
-    first = train(pools[2], epochs=2, **settings)
-    check_board(board_of(tmp_path / "board"), first)
-    # One that goes on adds to it, and tells nothing twice.
-    longer = train(pools[2], epochs=3, resume="auto", **settings)
-    check_board(board_of(tmp_path / "board"), longer)
-
-
-def test_without_tensorboard_the_package_is_named_and_no_password(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    with raises(TrainingError, "'s3://***@bucket/board'", "gpupool[tensorboard]"):
-        Board("s3://ada:canary@bucket/board")
-
-
-def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedServer) -> None:
+def test_traces_in_s3(pools: Pools, s3: SeaweedServer) -> None:
     os.environ.update(s3.env)
     url = s3.make_bucket(f"board-{uuid4().hex}")
     pools[2].environment.set(s3.env)
-    traced = {"profile": Profile(url=f"{url}/trace", skip=1, steps=2)}
-    result = train(pools[2], validation=samples(8), tensorboard=f"{url}/board", **traced)
-    for name in Target(f"{url}/board").names():
-        (tmp_path / name).write_bytes(Target(f"{url}/board").get(name))
-    check_board(board_of(tmp_path), result)
+    train(pools[2], epochs=4, profile=f"{url}/trace")
     traces = Target(f"{url}/trace")
     assert traces.names() == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
     for name in traces.names():
         trace = json.loads(gzip.decompress(traces.get(name)))
         named = [event.get("name", "") for event in trace["traceEvents"]]
-        assert sum("Optimizer.step" in name for name in named) == 2
+        assert sum("Optimizer.step" in name for name in named) == 5
         assert any("linear" in name for name in named)
 
 
@@ -161,18 +115,15 @@ def test_what_can_no_longer_be_written_is_a_warning(pools: Pools, tmp_path: Path
             folder.rename(tmp_path / "moved")
             folder.touch()
 
-    traced = {"profile": Profile(url=str(folder), skip=2, steps=5)}
-    result = train(pools[2], callbacks=spoils, tensorboard=str(folder), **traced)
+    result = train(pools[2], epochs=3, callbacks=spoils, profile=str(folder))
     assert result.stopped_by == "epochs"
     told = "\n".join(result.warnings)
     for rank in (0, 1):
         assert f"a trace could not be written: {folder}/rank-{rank}.pt" in told
-    assert "TensorBoard's file could not be written" in told
     # A file is no folder: before training it is an error.
-    for option in ({"tensorboard": str(folder)}, traced):
-        with raises(SpmdError, str(folder), ename="TrainingError") as caught:
-            train(pools[2], **option)
-        assert same_on(caught.value, 0, 1)
+    with raises(SpmdError, str(folder), ename="TrainingError") as caught:
+        train(pools[2], profile=str(folder))
+    assert same_on(caught.value, 0, 1)
 
 
 def say(info: CallbackInfo) -> None:

@@ -68,28 +68,17 @@ def trained(
     return Seen(options, result, told)
 
 
-# options that make other weights: (they, what else both trainings have)
-OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"lr": 0.2}, {}),
-    ({"momentum": 0.5}, {}),
-    ({"weight_decay": 0.1}, {}),
-    ({"weight_decay_factors": {"0.*": 5}}, {"weight_decay": 0.1}),
-    ({"learn_rate_factors": {"2.*": 10}}, {}),
-    ({"seed": 1}, {}),
-    ({"seed": 1}, {"shuffle": "once"}),
-    ({"batch_size": 8}, {}),
-    ({"epochs": 2}, {}),
-    ({"max_steps": 5}, {}),
-]
-THE_SAME = [
-    ({"weight_decay_factors": {"*": 0}, "weight_decay": 0.1}, {}),
-    ({"seed": 1}, {"shuffle": "never"}),
-]
-
-
 @pytest.mark.parametrize(
     ("option", "both", "is_same"),
-    [*((*pair, False) for pair in OTHER_WEIGHTS), *((*pair, True) for pair in THE_SAME)],
+    [
+        ({"momentum": 0.5}, {}, False),
+        ({"weight_decay_factors": {"0.*": 5}}, {"weight_decay": 0.1}, False),
+        ({"weight_decay_factors": {"*": 0}, "weight_decay": 0.1}, {}, True),
+        ({"learn_rate_factors": {"2.*": 10}}, {}, False),
+        ({"seed": 1}, {}, False),
+        ({"seed": 1}, {"shuffle": "once"}, False),
+        ({"seed": 1}, {"shuffle": "never"}, True),
+    ],
 )
 def test_an_option_of_the_step_makes_other_weights(
     option: dict[str, Any], both: dict[str, Any], is_same: bool
@@ -102,10 +91,7 @@ def test_an_option_of_the_step_makes_other_weights(
 @pytest.mark.parametrize(
     "values",
     [
-        {"schedule": "piecewise"},
         {"schedule": "piecewise", "drop_factor": 0.5, "drop_period": 2},
-        {"schedule": "linear", "min_factor": 0.1},
-        {"schedule": "cosine", "warmup": 5},
         {"schedule": "cosine", "warmup": "1 epoch", "max_steps": 7},
         {"schedule": lambda step: 1 / step},
     ],

@@ -61,9 +61,9 @@ def test_a_stop_is_heard_after_the_slow_step_that_runs(pools: Pools) -> None:
 
 def follow_the_loss(info: CallbackInfo) -> bool:
     """A callback that sets the learning rate by the loss it reads, and ends training."""
-    if info.event == "step" and info.loss is not None:
+    if info.event == "step" and info.last is not None:
         for group in info.optimizer.param_groups:
-            group["lr"] = info.loss / 10
+            group["lr"] = info.last.loss / 10
     return info.event == "step" and info.step == 9
 
 

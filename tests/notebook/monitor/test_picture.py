@@ -26,7 +26,7 @@ START = StartEvent(200, 500, 4000, 8, 1, "CPU", "none", validate_every=500)
 
 
 def step(number: int, loss: float, accuracy: float | None = None) -> StepEvent:
-    return StepEvent(number, 1, loss, accuracy, 0.1, 8, 0.01 * number, 0.0)
+    return StepEvent(number, 1, loss, accuracy, 0.1, 8, 0.01 * number)
 
 
 def course(*losses: float, start: StartEvent = START) -> TrainingHistory:

@@ -66,11 +66,11 @@ def course(name: str) -> TrainingHistory:
             devices=(MARKUP,) * num_ranks, validate_every=1, metrics=tuple(names),
             started_at=1.8e9, objective="loss",
         ),
-        WarningEvent("data", MARKUP, 0),
+        WarningEvent(MARKUP, 0),
         DataEvent(0, 1, 1, MARKUP, 1, {MARKUP: MARKUP}, MARKUP),
     ]  # fmt: skip
     for step, loss in enumerate(losses, start=1):
-        events.append(StepEvent(step, 1, loss, 0.5, 0.1, 8, 0.1 * step, 0.01))
+        events.append(StepEvent(step, 1, loss, 0.5, 0.1, 8, 0.1 * step))
         events.append(ValidationEvent(step, 1, loss, 0.5, 8, 0.1 * step, metrics, step == 1))
         events += [RankEvent(rank, step, 0.05, 0.1, 0.5) for rank in ranks]
     events.append(EndEvent("user", len(losses), 0.1 * len(losses)))
