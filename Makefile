@@ -2,7 +2,7 @@
 # make lab    the same notebook in JupyterLab
 # make test   the tests with the versions of constraints.txt: what CI runs
 # make latest the same with the newest version of everything, as users install it, in .venv-latest
-# make long   what takes longer: second users, odd surroundings, random walks, the code of every page
+# make long   what takes longer: second users, random walks, the code of every page
 # make hosts  pools on several hosts: real sshd, Slurm and Open MPI in namespaces, as root
 # make docs   the pages and the notebooks as HTML, in build/docs; a warning is an error
 # make lint   ruff, mypy and bandit

@@ -63,7 +63,6 @@ FOLDERS = (
     "browser",
     "hosts",
     "notebook",
-    "chaos",
     "faults",
     "e2e",
     "security",

@@ -6,10 +6,10 @@ import ast
 import doctest
 import graphlib
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -28,17 +28,6 @@ MAY_IMPORT = {
     "check": {"core"},  # else what the package gives to users
     "notebook": {"core", "pool", "spmd", "training"},
 }
-NEVER_AT_IMPORT = {
-    "core": {"torch", "ipyparallel", "IPython", "ipywidgets", "anywidget", "numpy", "pynvml"},
-    "data": {"ipyparallel", "IPython", "ipywidgets", "anywidget"},
-    "host": {"torch", "ipyparallel", "IPython", "ipywidgets", "anywidget"},
-    "engine": {"ipywidgets", "anywidget"},
-    "pool": {"torch", "ipywidgets", "anywidget", "IPython"},
-    "spmd": {"torch", "ipywidgets", "anywidget", "IPython"},
-    "training": {"torch", "ipywidgets", "anywidget", "IPython"},
-    "check": {"ipywidgets", "anywidget", "IPython"},
-    "notebook": {"torch"},
-}
 KNOW_IPYPARALLEL = {
     "pool/engines/client.py",
     "host/controller.py",
@@ -48,27 +37,15 @@ KNOW_IPYPARALLEL = {
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
-class Import(NamedTuple):
-    """What a file imports: a dotted name; whether importing the file does, hints of types aside."""
-
-    name: str
-    at_import: bool
-
-
-def imports(file: str) -> set[Import]:
+def imports(file: str) -> set[str]:
     """All that a file imports, wherever it does: in functions and for hints of types too."""
-    tree = ast.parse((ROOT / file).read_text())
-    top = {id(node) for node in tree.body}
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        found |= {Import(name, id(node) in top) for name in names}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -88,15 +65,6 @@ def room_of(file: str) -> str:
     return f"{folder}/{rest[0]}" if len(rest) > 1 else file
 
 
-def circle(edges: dict[str, set[str]]) -> str:
-    """A circle of a graph in words; "" without one."""
-    try:
-        graphlib.TopologicalSorter(edges).prepare()
-    except graphlib.CycleError as error:
-        return "circle: " + " -> ".join(error.args[1])
-    return ""
-
-
 def test_folders_rooms_and_imports_are_in_order() -> None:
     faults = []
     files: dict[str, set[str]] = {}
@@ -104,19 +72,18 @@ def test_folders_rooms_and_imports_are_in_order() -> None:
     for file in (f for f in FILES if "/" in f and not f.endswith("__init__.py")):
         folder = file.split("/")[0]
         found = imports(file)
-        ours = {other for each in found if (other := file_of(each.name))}
+        ours = {other for name in found if (other := file_of(name))}
         outside = {other.split("/")[0] for other in ours} - {folder} - MAY_IMPORT[folder]
         faults += [f"{file} imports from {other}" for other in outside]
-        heavy = {each.name.split(".")[0] for each in found if each.at_import}
-        faults += [f"{file} loads {name}" for name in heavy & NEVER_AT_IMPORT[folder]]
-        if file not in KNOW_IPYPARALLEL and any(e.name.startswith("ipyparallel") for e in found):
+        if file not in KNOW_IPYPARALLEL and any(name.startswith("ipyparallel") for name in found):
             faults.append(f"{file} knows ipyparallel")
         files[file] = ours
         rooms.setdefault(room_of(file), set()).update(map(room_of, ours))
     for room, others in rooms.items():
         others.discard(room)
-    faults += filter(None, [circle(files), circle(rooms)])
     assert faults == []
+    for edges in (files, rooms):
+        graphlib.TopologicalSorter(edges).prepare()  # else CycleError, which has the circle
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if ">>>" in (ROOT / f).read_text()])
@@ -142,7 +109,11 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
     ("code", "late"),
     [
         ("import gpupool", WIDGETS_AND_TORCH | {"numpy"}),
-        ("import gpupool as g; g.start; g.TrainingOptions; g.ImageDatastore", WIDGETS_AND_TORCH),
+        (
+            "import gpupool as g\n"
+            "g.start; g.train; g.predict; g.sweep; g.scaling; g.TrainingOptions; g.ImageDatastore",
+            WIDGETS_AND_TORCH,
+        ),
         (
             "from IPython.core.interactiveshell import InteractiveShell as S\n"
             "S.instance().run_line_magic('load_ext', 'gpupool')",
@@ -175,3 +146,13 @@ def test_nothing_heavy_is_loaded_early(code: str, late: set[str]) -> None:
         [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=150
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_one_file_calls_cuda() -> None:
+    """`gpupool/data/device.py`, which a device of the tests takes the place of."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if re.search(r"\btorch\.cuda\b(?!`)", path.read_text())
+    }
+    assert found == {"data/device.py"}

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from gpupool.check.command import STAGES
-from gpupool.core.machine.gpus import discover
 from tests.servers.s3 import SeaweedServer
 from tests.support.processes import gone, until
 
@@ -86,15 +85,6 @@ def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServe
     assert (list(found), status, err.count("Traceback")) == (list(STAGES), 0, 0)
     assert found["all_reduce"].startswith("64 MiB at ")
     assert found["S3"].startswith("3 names in a page of s3://")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(bool(discover().usable), reason="there is a GPU")
-def test_without_a_pool_there_is_one_sentence(temporary: Path) -> None:
-    status, out, err = checked(temporary, "--gpu", "-k", "kill")
-    assert out.startswith("python 3.")
-    assert re.search(r"FAIL: there is no pool: PlacementError: .*no NVIDIA driver", out + err)
-    assert status == 1
 
 
 @pytest.mark.long

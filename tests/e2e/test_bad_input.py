@@ -30,19 +30,11 @@ def kernel(clean_kernel: Kernel) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def pool(kernel: Kernel) -> Kernel:
-    """The kernel with a pool, and keys that only the notebook has."""
-    assert kernel.run("%gpupool start").status == "ok"
+def pool(kernel: Kernel, s3: SeaweedServer, photos_url: str) -> Kernel:
+    """The same with a pool, images, a network, and keys that only the notebook has."""
+    prepare = PREPARE.format(env=s3.env, url=photos_url)
+    assert kernel.run(f"%gpupool start\n{prepare}").status == "ok"
     return kernel
-
-
-@pytest.fixture(scope="module")
-def bucket(pool: Kernel, s3: SeaweedServer, photos_url: str) -> Kernel:
-    """The same with images, a network, and folders that something is wrong with."""
-    s3.make_bucket("bad-input")
-    s3.put_objects("bad-input", {"empty/": b""})
-    assert pool.run(PREPARE.format(env=s3.env, url=photos_url)).status == "ok"
-    return pool
 
 
 def refusal(cell: Cell) -> str:
@@ -62,11 +54,7 @@ def still_usable(kernel: Kernel) -> bool:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            "%gpupool start --gpus 0",
-            "PlacementError: GPU '0' ",  # not there, or hidden
-        ),
-        ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
+        ("%gpupool start --gpus 0", "PlacementError: GPU '0' "),  # not there, or hidden
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
     ],
 )
@@ -80,32 +68,35 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
+        ("gpupool.ImageDatastore('s3://photos/no')", "DataNotFoundError: s3://photos/no"),
         ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType, which is no data set"),
         ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be a finite number above 0"),
     ],
 )
 def test_bad_data_or_a_bad_network_is_refused_in_the_notebook(
-    bucket: Kernel, code: str, said: str
+    pool: Kernel, code: str, said: str
 ) -> None:
-    assert refusal(bucket.run(code)).startswith(said)
-    assert still_usable(bucket)
+    assert refusal(pool.run(code)).startswith(said)
+    assert still_usable(pool)
 
 
 def test_training_without_keys_on_the_ranks_or_with_a_wrong_one(
-    bucket: Kernel, s3: SeaweedServer
+    pool: Kernel, s3: SeaweedServer
 ) -> None:
-    (error,) = bucket.run("gpupool.train(net, ds, options=once)").errors
+    (error,) = pool.run("gpupool.train(net, ds, options=once)").errors
     assert error["ename"] == "SpmdError"
     assert "CredentialsError: s3://photos/train" in error["evalue"]
     assert "`%gpupool env AWS_*` sends the notebook's key to every rank." in error["evalue"]
     assert "Set AWS" not in error["evalue"]  # they are set, in the notebook
-    bucket.run("os.environ['AWS_SECRET_ACCESS_KEY'] = 'wrong-key-0123456789'\n%gpupool env AWS_*")
-    cell = bucket.run("gpupool.train(net, ds, options=once)")
+    pool.run("os.environ['AWS_SECRET_ACCESS_KEY'] = 'wrong-key-0123456789'\n%gpupool env AWS_*")
+    cell = pool.run("gpupool.train(net, ds, options=once)")
     assert "the store refused the access key (SignatureDoesNotMatch)" in cell.errors[0]["evalue"]
     assert "Traceback" not in cell.error_text
     assert not re.search(r"line \d+", cell.error_text)
     assert "wrong-key" not in cell.error_text + cell.text + cell.html
-    assert still_usable(bucket)
-    bucket.run(f"os.environ.update({s3.env!r})\n%gpupool env AWS_*")
-    assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"
+    assert still_usable(pool)
+    pool.run(f"os.environ.update({s3.env!r})\n%gpupool env AWS_*")
+    # nobody looks, as where nbclient executes a file: there are lines for its log
+    cell = pool.run("gpupool.train(net, ds, options=once)", allow_stdin=False)
+    assert cell.status == "ok"
+    assert "finished  epoch 1/1" in "".join(o.get("text", "") for o in cell.outputs)

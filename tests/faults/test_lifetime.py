@@ -19,11 +19,11 @@ from tests.support.processes import family, folder_of, gone, notebook, reach, re
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 FAMILY = """
-import json
+import json, os
 from gpupool import current_pool
 from tests.support.processes import family, folder_of
 everyone = {name: process.pid for name, process in family(current_pool()).items()}
-print(json.dumps({"pids": everyone, "folder": str(folder_of(current_pool()).parent)}))
+print(json.dumps([os.getpid(), everyone, str(folder_of(current_pool()).parent)]))
 """
 ROOT = Path(__file__).parents[2]
 GONE_S = 3.0  # on an idle machine
@@ -36,20 +36,18 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
-def family_in(kernel: Kernel) -> dict[str, int]:
-    """name -> pid of all processes of the kernel's pool."""
-    return dict(json.loads(kernel.run(FAMILY).text)["pids"])
-
-
-def pid_of(kernel: Kernel) -> int:
-    return int(kernel.run("import os; os.getpid()").text)
+def started(kernel: Kernel) -> tuple[int, dict[str, int], str]:
+    """Start a pool; pid of the kernel, name -> pid of the pool's processes, their folder."""
+    kernel.run(START)
+    pid, pids, folder = json.loads(kernel.run(FAMILY).text)
+    return pid, pids, folder
 
 
 # ---- the kernel ends -------------------------------------------------------------------------
 
 
 def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel) -> None:
-    kernel_pid = pid_of(kernel)
+    kernel_pid = int(kernel.run("import os; os.getpid()").text)
     kernel.client.execute(START)
     process = psutil.Process(kernel_pid)
     until(lambda: bool(process.children()), 10.0, "the start of the starter")
@@ -63,15 +61,12 @@ def test_a_kernel_that_is_restarted_or_killed_leaves_nothing(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     """It can start again; it is killed while one rank stands still and the other computes."""
-    kernel.run(START)
-    pids = family_in(kernel)
+    _, pids, _ = started(kernel)
     kernel.manager.restart_kernel()
     kernel.client.wait_for_ready(timeout=60)
     until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
 
-    kernel.run(START)
-    pids, killed = family_in(kernel), pid_of(kernel)
-    folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
+    killed, pids, folder = started(kernel)
     assert {"starter", "controller", "rank 0", "rank 1"} <= pids.keys()
     begun = tmp_path / "rank"
     kernel.client.execute(
@@ -81,7 +76,7 @@ def test_a_kernel_that_is_restarted_or_killed_leaves_nothing(
     os.kill(pids["rank 0"], signal.SIGSTOP)
     os.kill(killed, signal.SIGKILL)
     until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
-    until(lambda: not folder.exists(), GONE_S, "the folder's removal")
+    until(lambda: not Path(folder).exists(), GONE_S, "the folder's removal")
 
 
 INTERRUPTED = """

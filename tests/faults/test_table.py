@@ -1,7 +1,7 @@
 """What may happen on a rank while the others wait for it, by its real cause: nothing is lost.
 
 Each has a deadline, and `Faulty.check` afterwards. Deaths are in `test_deaths.py`, ranks that do
-not react in `test_stubborn.py`. Shown elsewhere:
+not react in `test_hangs.py`. Shown elsewhere:
 
 - the agent, the controller, the notebook's kernel or the Jupyter server is killed; the machine
   sleeps; a start is cut off; Stop while ranks do not react: `test_lifetime.py`

