@@ -52,7 +52,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", metavar="s3://...", help="list this on each host of NAME")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--gpu", action="store_true", help="all GPUs; the default if there are any")
-    where.add_argument("--gpus", metavar="GPUS", help="on these GPUs, such as 0,2")
     where.add_argument("--cpu", action="store_true", help="on two CPU ranks")
     parser.add_argument("-k", metavar="WORDS", help='such as "abort or kill": only these promises')
 
@@ -69,8 +68,8 @@ def run(chosen: argparse.Namespace) -> int:
 
     print(_machine(), flush=True)
     has_gpus = any(not gpu.unavailable for gpu in gpupool.gpus())
-    on_gpus = chosen.gpu or chosen.gpus is not None or (has_gpus and not chosen.cpu)
-    where = {"device": "gpu", "gpus": chosen.gpus} if on_gpus else {"device": "cpu", "n": 2}
+    on_gpus = chosen.gpu or (has_gpus and not chosen.cpu)
+    where = {"device": "gpu"} if on_gpus else {"device": "cpu", "n": 2}
     arguments = [*_ARGUMENTS, "--where", json.dumps(where), "-k", chosen.k or ""]
     os.chdir(Path(__file__).parent)  # names of promises are without a path, then
     with tempfile.TemporaryDirectory(prefix="gpupool-check-") as folder:
@@ -126,11 +125,7 @@ def _tried(name: str, url: str | None) -> Iterator[str]:
             yield "; ".join(found) or "this machine alone"
         yield f"{len(hosts) * (len(hosts) - 1) // 2}, connected when the pool started"
         yield str(pool.run(cells.group_seen, timeout_s=60.0)[0][1])
-        sums = pool.run(cells.sums, _NUM_MIB, timeout_s=300.0)
-        if wrong := {rank: names for rank, (names, _) in sums.items() if names}:
-            raise PoolError(f"wrong sums by rank: {wrong}")
-        bus = min(speed for _, speed in sums.values())
-        yield f"{_NUM_MIB} MiB at {bus:.2g} GB/s (bus) {hosts[0].nccl if hosts else ''}".rstrip()
+        yield f"{all_reduced(pool, _NUM_MIB)} {hosts[0].nccl if hosts else ''}".rstrip()
         if url is not None:
             with contextlib.suppress(CredentialsError):  # a host may have a role of its own
                 pool.propagate_env(aws=True)
@@ -138,3 +133,18 @@ def _tried(name: str, url: str | None) -> Iterator[str]:
             source = _PAGE.format(place=url.removeprefix("s3://"))
             names = pool.run(source, ranks=first, timeout_s=120.0)
             yield f"{names[first[0]]} names in a page of {url}"
+
+
+def all_reduced(pool: gpupool.Pool, num_mib: int) -> str:
+    """How fast ranks sum so much, in words: on one rank nothing travels.
+
+    Raises:
+        PoolError: sums are wrong.
+    """
+    from gpupool.check import cells
+
+    found = pool.run(cells.sums, num_mib, timeout_s=300.0)
+    if wrong := {rank: names for rank, (names, _) in found.items() if names}:
+        raise PoolError(f"wrong sums by rank: {wrong}")
+    rate = min(speed for _, speed in found.values())
+    return f"{num_mib} MiB" + f" at {rate:.2g} GB/s (bus)" * (len(found) > 1)

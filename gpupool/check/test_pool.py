@@ -12,6 +12,7 @@ import gpupool
 from gpupool import Pool
 from gpupool.check import bench, cells
 from gpupool.check.bench import Tell
+from gpupool.check.command import all_reduced
 
 
 def test_start_and_stop(where: dict[str, Any], tell: Tell) -> None:
@@ -71,8 +72,4 @@ def test_loopback(pool: Pool, tell: Tell) -> None:
 
 def test_all_reduce(pool: Pool, on_gpus: bool, tell: Tell) -> None:
     """right sums of five number formats"""
-    num_mib = 64 if on_gpus else 4
-    found = pool.run(cells.sums, num_mib)
-    wrong = {rank: names for rank, (names, _) in found.items() if names}
-    assert not wrong, f"wrong sums by rank: {wrong}"
-    tell(f"{num_mib} MiB at {min(speed for _, speed in found.values()):.2g} GB/s (bus)")
+    tell(all_reduced(pool, 64 if on_gpus else 4))

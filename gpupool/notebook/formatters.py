@@ -12,10 +12,8 @@ _HTML = {
     "core.formatting.Table": "page.markup.table_html",
     "core.machine.gpus.GpuTable": "objects.gpu_table_html",
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_html",
-    "data.datastores.views.CheckResult": "objects.check_html",
     "data.datastores.views.Preview": "objects.preview_html",
-    "pool.status.PoolStatus": "pool.bar.status_html",
-    "pool.variables.composite.Composite": "objects.composite_html",
+    "pool.status.PoolStatus": "pool_bar.bar_html",
     "training.inference.ConfusionMatrix": "monitor.result_view.confusion_html",
     "training.doctor.Diagnosis": "monitor.result_view.diagnosis_html",
     "training.doctor.Shares": "monitor.result_view.shares_html",
@@ -26,13 +24,13 @@ _HTML = {
 }
 _TEXT = {
     "core.wire.events.ValidationEvent": "monitor.result_view.validation_text",
-    "pool.status.PoolStatus": "pool.bar.status_text",
+    "pool.status.PoolStatus": "pool_bar.status_text",
     "pool.variables.composite.Composite": "objects.composite_text",
     "training.history.TrainingHistory": "monitor.words.training_text",
 }
 # What shows one in a notebook: live, as no picture of one moment could.
 _LIVE = {
-    "pool.pool.Pool": "pool.pool_bar.show",
+    "pool.pool.Pool": "pool_bar.show",
     "training.run.TrainingRun": "monitor.views.show_again",
 }
 

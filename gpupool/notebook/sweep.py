@@ -19,7 +19,7 @@ from gpupool.notebook.monitor import plots
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import Place, has_reader, in_notebook
-from gpupool.notebook.pool.pool_bar import interrupt_button
+from gpupool.notebook.pool_bar import interrupt_button
 from gpupool.training.sweep import SweepProgress, SweepResult, Trial, run_sweep
 
 REDRAW_EVERY_S = 0.5

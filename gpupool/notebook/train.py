@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpupool.core.options.fields import with_keywords
 from gpupool.core.options.training_options import TrainingOptions, merged
 from gpupool.core.wire.environ import note_use
-from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.picture import Look
+from gpupool.notebook.cells.views import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
 from gpupool.pool.variables.composite import value_of

@@ -11,8 +11,6 @@ import pytest
 from tests.browser.looks import assert_looks_well
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator
-
     from tests.browser.lab import Lab
     from tests.browser.page import Browser, Page
 
@@ -46,31 +44,17 @@ FOCUSED = "() => document.activeElement?.closest('[data-part=interrupt]')"
 AMBER = "rgb(191, 135, 0)"
 
 
-def hang(page: Page, index: int) -> Locator:
-    """The Interrupt button of the notice of a cell that hangs."""
-    page.run_cell(index)
-    button: Locator = page.cell(index).get_by_role("button", name="Interrupt", exact=True)
-    button.wait_for(timeout=60_000)
-    return button
-
-
-def ends_by_user(page: Page, index: int) -> None:
-    page.wait_idle()
-    page.wait_text(index, "2 interrupted")
-    assert page.cell(index).locator("button.gpl-button").count() == 0
-    assert "Hang:" not in page.text(index)
-
-
 def colour(page: Page, index: int, words: str, of: str) -> str:
     found = page.cell(index).locator("pre span", has_text=re.compile(f"^{words}$")).last
     return str(found.evaluate("(e, of) => getComputedStyle(e)[of]", of))
 
 
 def test_cells_as_they_run_and_end(lab: Lab, browser: Browser) -> None:
-    lab.use_subshells(False)  # so that the kernel hears no press while a cell runs
     page = browser.begin(lab, "cells.ipynb", [START, HANG, LOOKS])
-    button = hang(page, 1)
+    page.run_cell(1)
     shown = page.cell(1)
+    button = shown.get_by_role("button", name="Interrupt", exact=True)
+    button.wait_for(timeout=60_000)
     assert shown.get_by_role("img").get_attribute("aria-label") == (
         "[0] in all_reduce; [1] running; [2] done"
     )
@@ -82,8 +66,16 @@ def test_cells_as_they_run_and_end(lab: Lab, browser: Browser) -> None:
     ]
     assert shown.evaluate(EDGES) == [AMBER]
     assert_looks_well(page, shown.locator(".jp-OutputArea"), OUTPUT)
-    button.click()  # the page presses the notebook's own, a second later
-    ends_by_user(page, 1)
+    button.focus()
+    page.raw.wait_for_function(
+        "old => !old.isConnected", arg=button.element_handle(), timeout=10_000
+    )
+    page.raw.wait_for_function(FOCUSED, timeout=10_000)
+    page.raw.keyboard.press("Enter")  # it has been drawn again, and has kept the focus
+    page.wait_idle()
+    page.wait_text(1, "2 interrupted")
+    assert shown.locator("button.gpl-button").count() == 0
+    assert "Hang:" not in page.text(1)
 
     page.run_cell(2)
     page.wait_text(2, "Out[")
@@ -92,20 +84,6 @@ def test_cells_as_they_run_and_end(lab: Lab, browser: Browser) -> None:
     assert len({colour(page, 2, words, "color") for words in ("ground", "orange")}) == 2
     assert page.text(2).endswith("[0] 0\n[1] 2\n[2] 4")
     assert_looks_well(page, page.cell(2).locator(".jp-OutputArea"), OUTPUT)
-    page.save()
-    page.raw.close()
-
-    lab.use_subshells(True)
-    again = browser.open(lab, "cells.ipynb", app="notebook")
-    again.cell(0).locator(".gpupool-bar button").first.wait_for(timeout=60_000)
-    button = hang(again, 1)
-    button.focus()
-    again.raw.wait_for_function(
-        "old => !old.isConnected", arg=button.element_handle(), timeout=10_000
-    )
-    again.raw.wait_for_function(FOCUSED, timeout=10_000)
-    again.raw.keyboard.press("Enter")  # it has been drawn again, and has kept the focus
-    ends_by_user(again, 1)
 
 
 def test_a_sweep_is_interrupted_and_saved(lab: Lab, browser: Browser) -> None:

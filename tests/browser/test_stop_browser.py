@@ -60,7 +60,7 @@ def opened(lab: Lab, browser: Browser, version: str, app: App, subshells: bool) 
     kernel = kernel_of(lab, version)
     lab.use_subshells(subshells)
     cells = [SETUP + "print(ipykernel.__version__)"]
-    for source in [*WAYS.values(), WAYS["blocking"], WAYS["awaiting"], WAYS["returned"]]:
+    for source in [*WAYS.values(), WAYS["awaiting"], WAYS["returned"]]:
         cells += [source, REPORT + "\n_ = globals().pop('run', None)"]
     cells.append(DEAF)
     name = lab.write(f"stop-{version}-{app}-{subshells}.ipynb", cells, kernel)
@@ -95,17 +95,15 @@ def test_both_stop_buttons(
         # where the kernel does not hear it, the page presses the notebook's button a second later
         wait_for_points(page, page.cell(index)).locator("[data-press=stop]").click()
         is_stopped(page, index)
-    index = 1 + 2 * (len(WAYS) + 2)
-    if not subshells:
-        hears_later(page, index, lab)
-        is_stopped(page, index)
-        return
-    for number in range(len(WAYS), len(WAYS) + 2):  # by the tool bar alone
-        index = 1 + 2 * number
+    index = 1 + 2 * len(WAYS)
+    if subshells:  # by the tool bar alone
         page.run_cell(index)
         wait_for_points(page, page.cell(index))
         page.interrupt()
-        is_stopped(page, index)
+    else:
+        index += 2
+        hears_later(page, index, lab)
+    is_stopped(page, index)
 
 
 def hears_later(page: Page, index: int, lab: Lab) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpupool.check.command import STAGES
+from gpupool.check.command import STAGES, all_reduced
 from tests.servers.s3 import SeaweedServer
+from tests.support.pools import Pools
 from tests.support.processes import gone, until
 
 ROOT = Path(__file__).parents[2]
@@ -87,12 +88,17 @@ def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServe
     assert found["S3"].startswith("3 names in a page of s3://")
 
 
+def test_only_what_travels_between_ranks_has_a_rate(pools: Pools) -> None:
+    assert all_reduced(pools[1], 1) == "1 MiB"
+    assert re.fullmatch(r"1 MiB at \S+ GB/s \(bus\)", all_reduced(pools[2], 1))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, None])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_ends_it_has_a_report_and_nothing_is_left(
-    temporary: Path, number: signal.Signals | None
+    temporary: Path, number: signal.Signals
 ) -> None:
-    """The stop button of a notebook is SIGINT; None: whoever reads it goes away."""
+    """The stop button of a notebook is SIGINT."""
     with checking(temporary, "--cpu", "-k", "group or hang") as process:
         assert process.stdout is not None
         text = ""
@@ -100,20 +106,16 @@ def test_whoever_ends_it_has_a_report_and_nothing_is_left(
             text += process.stdout.read(1)
         family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
         assert family
-        if number is None:
-            process.stdout.close()
-            assert process.wait(60) != 0
-        else:
-            process.send_signal(number)
-            assert "KeyboardInterrupt" in process.stdout.read()
-            assert process.wait(60) == 2
+        process.send_signal(number)
+        assert "KeyboardInterrupt" in process.stdout.read()
+        assert process.wait(60) == 2
     until(lambda: gone(*family), 10.0, "the end of its processes")
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--cpu", "--gpus", "0"], "not allowed with argument"),
+        (["--cpu", "--gpu"], "not allowed with argument"),
         (["nonsense"], "OptionsError: "),
     ],
 )

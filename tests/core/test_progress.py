@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import NamedTuple
 
 import pytest
 
@@ -29,17 +28,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class State(NamedTuple):
-    done: int
-    elapsed_s: float
-    is_over: bool
-
-
 class Seen:
-    """What has been drawn, and by how many drawings; `error` is raised then, `drawn` is set."""
+    """What was drawn (done, elapsed_s, is_over), by how many drawings; `error` is raised then."""
 
     def __init__(self) -> None:
-        self.states: list[State] = []
+        self.states: list[tuple[int, float, bool]] = []
         self.num_opened = 0
         self.error: Exception | None = None
         self.drawn = threading.Event()
@@ -49,7 +42,7 @@ class Seen:
         return self.draw
 
     def draw(self, bar: Progress) -> None:
-        self.states.append(State(bar.done, bar.elapsed_s, bar.is_over))
+        self.states.append((bar.done, bar.elapsed_s, bar.is_over))
         self.drawn.set()
         if self.error is not None:
             raise self.error
@@ -75,10 +68,10 @@ def test_it_is_drawn_after_a_second_five_times_a_second_at_most_and_once_at_its_
     bar.close()
     bar.close()
     bar.tick()
-    assert [round(state.elapsed_s, 3) for state in seen.states[:3]] == [1.0, 1.2, 1.4]
+    assert [round(elapsed_s, 3) for _, elapsed_s, _ in seen.states[:3]] == [1.0, 1.2, 1.4]
     assert len(seen.states) == 11
-    assert [state.is_over for state in seen.states] == [False] * 10 + [True]
-    assert (seen.states[-1], seen.num_opened) == (State(3000, 2.999, True), 1)
+    assert [is_over for _, _, is_over in seen.states] == [False] * 10 + [True]
+    assert (seen.states[-1], seen.num_opened) == ((3000, 2.999, True), 1)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -91,7 +84,8 @@ def test_an_error_or_a_stop_ends_it_and_goes_on(seen: Seen, error: type[BaseExce
 
     with pytest.raises(error):
         work()
-    assert (seen.states[-1].is_over, seen.states[-1].done) == (True, 7)
+    done, _, is_over = seen.states[-1]
+    assert (is_over, done) == (True, 7)
 
 
 @pytest.mark.parametrize(("error", "num_logged"), [(BrokenPipeError(), 0), (KeyError("x"), 1)])

@@ -53,6 +53,11 @@ class Cell:
         return outputs
 
     @property
+    def number(self) -> int:
+        """What `In[...]` of it says."""
+        return next(c["execution_count"] for _, kind, c in self.messages if kind == "execute_input")
+
+    @property
     def errors(self) -> list[dict[str, Any]]:
         """The error outputs."""
         return [output for output in self.outputs if output["type"] == "error"]

@@ -12,7 +12,7 @@ import pytest
 
 from gpupool.core.errors import SpmdError, TransferError
 from gpupool.core.wire.requests import Where
-from gpupool.notebook.cells.line_view import QuietView
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.raising import raises

@@ -31,7 +31,7 @@ from gpupool import (
     replace_head,
 )
 from gpupool.core.wire.pickles import namespace
-from gpupool.notebook.cells.line_view import QuietView
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.training.history import TrainingHistory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,6 @@ from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
 from gpupool.spmd.output import fold_displays
 
-MAX_FIGURE_CHARS = 24_000_000  # of all figures of a cell together
 _SIZE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?%?")  # what `Image(width=...)` takes: 200, "50%"
 _SVG = "image/svg+xml"
 _IMAGES = ("image/png", "image/jpeg", "image/gif", _SVG)
@@ -34,21 +33,21 @@ def is_embeddable(bundle: Bundle) -> bool:
     return known and not own
 
 
-def figures_html(figures: Sequence[Mapping[int, Bundle]]) -> list[str]:
-    """The first figure of each rank as a block, then the second of each, ...; "" if there is none.
-
-    Equal ones are there once; of those that differ the first is open.
-    """
-    num_chars, blocks = 0, []
-    for nth in figures:
-        folded = fold_displays({rank: [bundle] for rank, bundle in nth.items()})
-        panels = [(format_ranks(ranks), bundle_html(bundle)) for ranks, bundle in folded]
-        # Counted after folding: equal figures of all ranks are one.
-        num_chars += sum(len(inner) for _, inner in panels)
-        if num_chars > MAX_FIGURE_CHARS:
-            panels = [(name, markup.muted("[... left out: too many ...]")) for name, _ in panels]
-        blocks.append(_block(panels, nth) if panels else "")
-    return blocks
+def figures_html(figures: Mapping[int, Bundle]) -> str:
+    """Figures of ranks as a block; equal ones are there once, of others the first is open."""
+    folded = fold_displays({rank: [bundle] for rank, bundle in figures.items()})
+    if not folded:
+        return ""
+    inner = bundle_html(folded[0][1])
+    note = f"identical on {len(figures)} ranks" if len(figures) > 1 else ""
+    if len(folded) > 1:
+        note = f"{len(folded)} that differ"
+        inner = "".join(
+            markup.fold_out(f"<b>[{format_ranks(ranks)}]</b>", bundle_html(one), is_open=n == 0)
+            for n, (ranks, one) in enumerate(folded)
+        )
+    title = f"<b>[{format_ranks(figures)}]</b> {markup.muted(note)}"
+    return markup.bar(markup.fold_out(title, inner, is_open=True), markup.GREY)
 
 
 def figures_text(figures: Mapping[int, Bundle]) -> str:
@@ -83,20 +82,4 @@ def _image(source: str, bundle: Bundle, mime: str) -> str:
     # Matched, as it comes from a rank and goes into an attribute of the page.
     size = "".join(f' {key}="{n}"' for key, n in sizes.items() if _SIZE.fullmatch(n))
     style = "max-width:100%;height:auto"
-    # matplotlib's transparent figures have dark text: on a dark page nothing would be seen.
-    if known.get("needs_background") == "light":
-        style += ";background:#fff"
     return f'<img src="{source}" alt="{escape(alt)}"{size} style="{style}">'
-
-
-def _block(panels: Sequence[tuple[str, str]], ranks: Collection[int]) -> str:
-    inner = panels[0][1]
-    note = f"identical on {len(ranks)} ranks" if len(ranks) > 1 else ""
-    if len(panels) > 1:
-        note = f"{len(panels)} that differ"
-        inner = "".join(
-            markup.fold_out(f"<b>[{name}]</b>", html, is_open=n == 0)
-            for n, (name, html) in enumerate(panels)
-        )
-    title = f"<b>[{format_ranks(ranks)}]</b> {markup.muted(note)}"
-    return markup.bar(markup.fold_out(title, inner, is_open=True), markup.GREY)

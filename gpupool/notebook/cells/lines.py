@@ -55,11 +55,6 @@ class Lines:
         if text is not None:
             self._add(rank, (line[: self._max_chars] for line in text.split("\n")), now)
 
-    def clear(self, rank: int) -> None:
-        """Forget what a rank has said."""
-        self._open.pop(rank, None)
-        self._waiting[rank].clear()
-
     def due(self, now: float, *, at_end: bool = False) -> list[tuple[tuple[int, ...], str]]:
         """Take the lines that need not wait longer, with their ranks; `at_end` all."""
         shown: list[tuple[tuple[int, ...], str]] = []

@@ -22,6 +22,8 @@ from gpupool.spmd.output import Group, differences, fold, fold_lines, majority, 
 
 HEAD_LINES, LAST_LINES = 200, 50  # of a group; the rest is in result.text(rank)
 MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
+MAX_FIGURE_CHARS = 24_000_000  # of all figures of a cell together
+_TOO_MANY = markup.muted("[... figures left out: too many ...]")
 OPEN_LINES = 12  # so few are open, also where they are not the first
 _DOTS = {"running": ("●", "#0072bd"), "done": ("✓", markup.GREEN)}
 
@@ -30,29 +32,26 @@ Section = tuple[dict[int, str], dict[int, Mapping[str, Any]]]  # by rank: a text
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What of a cell is shown, and how.
-
-    `name` is what the user can ask for the whole text. `alone`: there are no displays beside this
-    one, so what cannot stand inside it (a widget) is there as its text.
-    """
+    """What of a cell is shown; `name` is what the user can ask for the whole text."""
 
     show_values: bool = True
     show_texts: bool = True
     name: str = ""
-    alone: bool = False
 
     def shows(self, bundle: Mapping[str, Any]) -> bool:
         """Whether it stands in the picture as a figure."""
         is_wanted = self.show_texts if bundle["kind"] == OutputKind.DISPLAY else self.show_values
-        return is_wanted and (is_embeddable(bundle) or (self.alone and is_rich(bundle)))
+        return is_wanted and is_embeddable(bundle)
 
 
 def report_html(report: CellReport, look: Look) -> str:
     """A finished cell: how it went, errors, and what the ranks have shown, in its order."""
     blocks = [heading_html(report), *errors_html(report.error)]
-    sections, values = _parts(report, look)
-    figures = figures_html([figures for _, figures in sections])
-    for (texts, _), figure in zip(sections, figures, strict=True):
+    num_chars, (sections, values) = 0, _parts(report, look)
+    for texts, figures in sections:
+        figure = figures_html(figures)
+        num_chars += len(figure)
+        figure = figure if num_chars <= MAX_FIGURE_CHARS else _TOO_MANY
         blocks += [*groups_html(fold(texts, alike=True), look.name), figure]
     if shown := groups_html(fold(values, alike=True), look.name):
         blocks += [markup.muted(_label(report)), *shown]
@@ -74,13 +73,13 @@ def report_text(report: CellReport, look: Look) -> str:
 
 def result_html(result: SpmdResult, *, texts: bool = True) -> str:
     """A result that is displayed: as its cell showed it, or without what the ranks printed."""
-    return report_html(_report_of(result), Look(alone=True, show_texts=texts))
+    return report_html(_report_of(result), Look(show_texts=texts))
 
 
 def result_text(result: SpmdResult, *, texts: bool = True) -> str:
     """The same as text; else how the cell went."""
     report = _report_of(result)
-    return report_text(report, Look(alone=True, show_texts=texts)) or heading(report)
+    return report_text(report, Look(show_texts=texts)) or heading(report)
 
 
 def groups_text(groups: Sequence[Group], name: str = "") -> str:

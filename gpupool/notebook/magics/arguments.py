@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import keyword
 import math
-import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
-
-from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.checks import parse_duration_s, suggest
 from gpupool.core.options.fields import words_of
-from gpupool.core.options.pool_options import PROFILES, PoolOptions
+from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.terminal import plain
 from gpupool.spmd.cell import VIEWS
 
@@ -32,8 +30,7 @@ _TYPED = re.compile(r"(?<![\w-])([A-Za-z_]\w*)\s?=\s*\S")
 _REPEATED = re.compile("ignored explicit argument .*", re.DOTALL)
 
 
-def _formatter(prog: str) -> argparse.RawDescriptionHelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=96)
+_formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=26, width=96)
 
 
 class MagicParser(argparse.ArgumentParser):
@@ -297,50 +294,3 @@ def _variable_name(text: str) -> str:
 
 GPUPOOL, COMMANDS = _gpupool_parser()
 SPMD = _spmd_parser()
-
-
-# ---- completed with Tab -------------------------------------------------------------------------
-
-
-def complete(line: str) -> list[str]:
-    """The words that may stand at the end of `line`, in place of its last word; [] elsewhere.
-
-    >>> complete("%gpupool st")
-    ['status', 'start', 'stop']
-    >>> complete("%%spmd --view ")
-    ['auto', 'quiet']
-    """
-    magic, *typed = line.split(" ")
-    parser: MagicParser | None = {GPUPOOL.prog: GPUPOOL, SPMD.prog: SPMD}.get(magic)
-    if parser is GPUPOOL and len(typed) > 1:
-        parser = COMMANDS.get(typed[0])
-    if parser is None or not typed:
-        return []
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    last = options.get(typed[-2]) if len(typed) > 1 else None
-    if last is not None and last.nargs != 0:  # an option that takes a value
-        found = _values(last)
-    else:
-        others = [action for action in parser._actions if not action.option_strings]
-        found = [*(word for action in others for word in _values(action)), *options]
-    return [word for word in found if word.startswith(typed[-1]) and word not in typed[:-1]]
-
-
-def _values(action: argparse.Action) -> Iterable[str]:
-    if action.dest in ("env", "names"):
-        return sorted(os.environ)
-    return PROFILES if action.dest == "profile" else action.choices or ()
-
-
-def _match_words(context: CompletionContext) -> dict[str, Any]:
-    line = context.text_until_cursor.lstrip()
-    words = complete(line)
-    return {
-        "completions": [SimpleCompletion(text=word, type="magic") for word in words],
-        "matched_fragment": line.rpartition(" ")[2],
-        "ordered": True,
-        "suppress": bool(words),  # names of variables make no sense here
-    }
-
-
-match_words = context_matcher(identifier="gpupool")(_match_words)

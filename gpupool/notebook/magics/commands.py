@@ -14,10 +14,10 @@ from gpupool.core.errors import OptionsError, PoolError, SpmdError
 from gpupool.core.formatting import NONE, Table, rank_count
 from gpupool.core.wire.calls import DebugCommand
 from gpupool.core.wire.replies import DebugReply
+from gpupool.notebook import pool_bar
 from gpupool.notebook.magics import arguments
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import pool_bar
-from gpupool.notebook.pool.bar import status_text
+from gpupool.notebook.pool_bar import status_text
 from gpupool.pool import session
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
@@ -25,11 +25,6 @@ from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
-
-_AFTER = {  # what an interrupted command has left
-    "start": " Nothing was left running.",
-    "restart": " It continues in the background.",
-}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -52,8 +47,7 @@ def run(line: str) -> object:
         return _COMMANDS[chosen.command](chosen)
     except KeyboardInterrupt:
         ignore_for_a_moment()
-        after = _AFTER.get(chosen.command, "")
-        raise Interrupted(f"%gpupool {chosen.command} was interrupted.{after}") from None
+        raise Interrupted(f"%gpupool {chosen.command} was interrupted.") from None
 
 
 def _status(chosen: Namespace) -> None:
@@ -147,14 +141,9 @@ def _doctor(chosen: Namespace) -> object:
 def _post_mortem(pool: Pool, chosen: str | None) -> None:
     """Ask for commands and show what the debugger says, until `q`, an interrupt or end of file.
 
-    The frames stay on the rank. Each command is a call of its own (`engine/cells/debug.py`), so
-    that the rank waits for nobody, and an interrupt meets the command that runs.
-
-    Args:
-        chosen: the rank; None for the one that failed first in the last cell that failed.
-
-    Raises:
-        PoolError: there is nothing to look at, a rank is busy, or nobody can be asked for input.
+    Where nobody can be asked, as in papermill, it shows where the rank was. The frames stay on the
+    rank. Each command is a call of its own (`engine/cells/debug.py`), so that the rank waits for
+    nobody, and an interrupt meets the command that runs.
     """
     rank = _choose(pool, chosen)
     is_open = _say(pool, rank, None)
@@ -162,18 +151,13 @@ def _post_mortem(pool: Pool, chosen: str | None) -> None:
         try:
             # The kernel asks the front end for it, so it works where `%debug` does.
             line = input(f"ipdb[{rank}]> ")
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt, StdinNotImplementedError):
             line = "q"
-        except StdinNotImplementedError:
-            _say(pool, rank, "q")
-            raise PoolError(
-                "%gpupool debug asks for commands, and this front end cannot ask for input. The "
-                "traceback of each rank is in the error: error.errors[rank].traceback."
-            ) from None
         is_open = _say(pool, rank, line)
 
 
 def _choose(pool: Pool, chosen: str | None) -> int:
+    """The rank to look at: the one that failed first, unless another is named."""
     pool.wait_until_usable()
     if pool.status().state == "busy":
         raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")

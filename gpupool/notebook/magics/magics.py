@@ -12,14 +12,11 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook import formatters
-from gpupool.notebook.cells.line_view import LineView, QuietView
-from gpupool.notebook.cells.live import LiveView
+from gpupool.notebook import formatters, pool_bar
 from gpupool.notebook.cells.picture import Look
-from gpupool.notebook.cells.shown import register_formatters
+from gpupool.notebook.cells.views import LineView, LiveView, QuietView, register_formatters
 from gpupool.notebook.magics import arguments, commands
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool import pool_bar
 from gpupool.pool import session
 from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.calls.presses import ignore_for_a_moment
@@ -148,5 +145,3 @@ def register(shell: Any) -> None:
     shell.register_magics(GpupoolMagics)
     formatters.register(shell)
     register_formatters(shell)
-    if arguments.match_words not in shell.Completer.custom_matchers:
-        shell.Completer.custom_matchers.append(arguments.match_words)

@@ -17,8 +17,6 @@ from gpupool.notebook.page.front_end import Place, in_notebook
 
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
-_WITH_BAR = "{desc} \0 {percentage:.0f} % · {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-
 
 def open_drawing() -> Drawing | None:
     """What draws something here; None where nothing is to move."""
@@ -55,35 +53,25 @@ def bar_text(one: Progress, width: int | None = None) -> str:
 
     For example "Listing: 12000 files [00:03, 4000.00 files/s]".
     """
-    return "" if one.is_over else _line(one, None, width)
-
-
-def bar_html(one: Progress) -> str:
-    """The same as HTML: a bar and its numbers; at its end nothing that is seen."""
     if one.is_over:
-        return f'<div class="{CLASS}"></div>'
-    bar = markup.progress(one.done / (one.total or 1), _what(one))
-    line = escape(_line(one, _WITH_BAR)).replace("\0", bar)
-    style = f"{markup.FONT};font-variant-numeric:tabular-nums"
-    return f'<div class="{CLASS}" style="{style}">{line}</div>'
-
-
-def _what(one: Progress) -> str:
-    return f"{one.what} ({one.note})" if one.note else one.what
-
-
-def _line(one: Progress, with_bar: str | None, width: int | None = None) -> str:
+        return ""
     # A store may report its files all at once: then there is only the time to show.
-    without = None if one.unit and one.done else "{desc} [{elapsed}]"
+    is_counted = bool(one.total or (one.unit and one.done))
     line: str = tqdm.format_meter(
         one.done,
         one.total,
         one.elapsed_s,
         ncols=width,
-        prefix=_what(one),
+        prefix=f"{one.what} ({one.note})" if one.note else one.what,
         ascii=True,  # any terminal has these
         unit=BYTES if one.unit == BYTES else f" {one.unit}".rstrip(),
         unit_scale=one.unit == BYTES,
-        bar_format=with_bar if one.total else without,
+        bar_format=None if is_counted else "{desc} [{elapsed}]",
     )
     return line
+
+
+def bar_html(one: Progress) -> str:
+    """The same as HTML; at its end nothing is seen of it."""
+    style = "" if one.is_over else f' style="{markup.CODE};white-space:pre-wrap"'
+    return f'<div class="{CLASS}"{style}>{escape(bar_text(one))}</div>'

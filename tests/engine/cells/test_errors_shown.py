@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import SpmdError, StillRunningError
-from gpupool.notebook.cells.line_view import QuietView
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain

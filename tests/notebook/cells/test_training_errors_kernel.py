@@ -12,7 +12,7 @@ SETUP = """%load_ext gpupool
 %gpupool start --cpu -n 2
 import torch, gpupool
 from torch import nn
-from gpupool import TrainingOptions, evaluate, predict, train
+from gpupool import TrainingOptions, train
 data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.arange(8) % 2)
 def options(**more):
     return TrainingOptions(epochs=1, batch_size=8, **more)"""
@@ -34,7 +34,6 @@ DATA = """class Data:
 # what fails -> (the cell, the line of it that fails)
 PARTS = {
     "forward": (f"{NETWORK}train(Net(), data, options=options())", 7),
-    "evaluate": (f"{NETWORK}evaluate(Net(), data)", 7),
     "__getitem__": (f"{DATA}train(nn.Linear(4, 2), Data(), options=options())", 6),
     "a process that reads": (
         f"{DATA}train(nn.Linear(4, 2), Data(), options=options(workers=2))",
@@ -71,18 +70,13 @@ def kernel(clean_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Ke
     return clean_kernel
 
 
-def number_of_next_cell(kernel: Kernel) -> int:
-    """What `In[...]` of the cell after this one will say."""
-    return int(kernel.run("print(get_ipython().execution_count)").text)
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_an_error_shows_the_line_of_the_cell_and_no_frame_of_ours(
     kernel: Kernel, part: str
 ) -> None:
-    cell, line = PARTS[part]
-    place = f"Cell In[{number_of_next_cell(kernel)}], line {line}"
-    shown = kernel.run(cell).error_text
+    source, line = PARTS[part]
+    cell = kernel.run(source)
+    place, shown = f"Cell In[{cell.number}], line {line}", cell.error_text
     assert shown.splitlines()[0].endswith(f"; {place})")
     assert f"\n{place}, in " in shown  # the frame, and the arrow at its line
     assert any(row.startswith(f"----> {line} ") for row in shown.splitlines())
@@ -90,10 +84,3 @@ def test_an_error_shows_the_line_of_the_cell_and_no_frame_of_ours(
     assert not frames_of_ours(shown)
     assert "torch/" not in shown
     assert "contextlib.py" not in shown  # how torch decorates functions
-
-
-def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
-    kernel.run(PARTS["__getitem__"][0])
-    text = kernel.run("%gpupool debug", answers=["p item - index", "q"]).text
-    assert "----> 6         return missing_name" in text
-    assert text.rstrip().endswith("\n1")

@@ -130,10 +130,7 @@ def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() ->
 
 @pytest.mark.parametrize(
     ("width", "shown"),
-    [
-        *((300, "300"), ("50%", "50%"), ("2.5", "2.5")),
-        *(("20em", None), ('1" onload="x', None), ({}, None)),
-    ],
+    [(300, "300"), ("50%", "50%"), ('1" onload="x', None), ({}, None)],
 )
 def test_a_figure_has_the_size_that_was_asked_for(width: object, shown: str | None) -> None:
     report = report_of({0: ""})
@@ -216,8 +213,6 @@ def test_equal_lines_are_one_below_lines_that_differ() -> None:
     expected = [((0,), "rank 0"), ((1,), "rank 1"), ((0, 1), "same")]
     assert [lines.tail(9), lines.tail(2)] == [expected, expected[1:]]  # they stay
     assert lines.bars() == ["[0, 1] unfini"]
-    lines.clear(1)
-    assert lines.tail(9) == [((0,), "rank 0"), ((0,), "same")]
 
 
 def test_of_bars_the_range_is_shown() -> None:

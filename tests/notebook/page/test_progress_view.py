@@ -24,12 +24,7 @@ from tests.notebook.kernel import Kernel
             *("Sending x", 12 << 20, 5 << 30, BYTES),
             "Sending x:   0%|          | 12.6M/5.37G [00:03<21:17, 4.19MB/s]",
         ),
-        ("Starting", 0, None, "", "Starting [00:03]"),
         ("Listing", 0, None, "files", "Listing [00:03]"),  # of a store that tells of all at once
-        (
-            *("Predicting", 0, 5000, "samples"),
-            "Predicting:   0%|          | 0/5000 [00:03<?, ? samples/s]",
-        ),
     ],
 )
 def test_how_far_it_is_in_one_line(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from gpupool import Pool
+from gpupool.core.machine.topology import Gpu
+from gpupool.notebook.pool_bar import rank_rows, status_text
 from tests.notebook.kernel import Kernel
 from tests.notebook.pages import Page
 
@@ -36,7 +40,7 @@ def page(kernel: Kernel) -> Iterator[Page]:
     page.send("hello")
     page.follow(lambda page: page.state["answers"] == 1)
     yield page
-    kernel.run("%gpupool env BAR_* --unset\n%gpupool stop")
+    kernel.run("%gpupool stop")
 
 
 def test_the_state_travels_while_the_html_stays(kernel: Kernel, page: Page) -> None:
@@ -79,3 +83,16 @@ def test_shut_down_ends_the_pool_and_says_so(kernel: Kernel, page: Page) -> None
     assert "gpl-" + page.uid not in page.html
     refused = kernel.run("%gpupool env")
     assert "(the last one was shut down with the button of its bar)" in refused.error_text
+
+
+def test_each_rank_has_its_host_beside_it(pool2: Pool) -> None:
+    status = pool2.status()
+    ranks = [
+        replace(one, host=f"gpu{one.rank + 1}", gpu=Gpu(one.rank, "GPU-0", "NVIDIA H200"))
+        for one in status.ranks
+    ]
+    shown = replace(status, ranks=tuple(ranks))
+    first, *lines = status_text(shown).splitlines()
+    assert first.startswith("Pool of 2 on 2 hosts: idle, ")
+    assert lines[1].startswith("  rank 1 (gpu2)  1: NVIDIA H200  ")
+    assert rank_rows(shown)[1][0] == "1 (gpu2)"

@@ -50,47 +50,30 @@ def say(info):
 options = gpupool.TrainingOptions(epochs=3, batch_size=100, callbacks=[say])
 result = gpupool.train(network, data, options=options, validation=data)
 """,
-    "predict": """
-class Slow(torch.nn.Linear):
-    def forward(self, inputs):
-        import os, time
-        for _ in range(30):
-            if not os.path.exists(os.environ["PREDICTING"]):
-                time.sleep(0.03)
-        return super().forward(inputs)
-outputs = gpupool.predict(Slow(8, 2), data, batch_size=120)
-""",
     "stop": "%gpupool stop",
 }
-
-
-# what is seen of these before they go on
-DRAWN = [(r"Listing: 11 files \[00:", "LISTING"), (r"/6000 \[00:", "PREDICTING")]
 
 
 def shown(folder: Path, is_terminal: bool) -> dict[str, str]:
     """What each cell writes, stdout and stderr as they come, into a terminal or a pipe."""
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "IPYTHONDIR": str(folder)}
     env.pop("NO_COLOR", None)
-    seen = {name: folder / name for name in ("LISTING", "PREDICTING")}
-    env |= {name: str(path) for name, path in seen.items()}
+    seen = folder / "seen"
+    env["LISTING"] = str(seen)
     args = ["-c", SHELL, json.dumps(list(CELLS.values()))]
     if is_terminal:
         child = pexpect.spawn(
             sys.executable, args, env=env, encoding="utf8", dimensions=(30, 160), timeout=150
         )
-        text = ""
-        for words, path in DRAWN:
-            child.expect(words)
-            text += child.before + child.after
-            seen[path].touch()
+        child.expect(r"Listing: 11 files \[00:")
+        text = child.before + child.after
+        seen.touch()
         child.expect(pexpect.EOF)
         child.wait()  # close() gives a process that is slow to end a tenth of a second
         child.close()
         text = (text + child.before).replace("\r\n", "\n")
     else:  # where nothing of it is to be seen
-        for path in seen.values():
-            path.touch()
+        seen.touch()
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         text = subprocess.run([sys.executable, *args], env=env, text=True, **ends).stdout
     _, *parts = text.split(">>>\n")
@@ -109,10 +92,8 @@ def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
     assert any("(Ctrl-C: stop and keep)" in piece for piece in train)
     assert {"[0, 1] half of it\n", "[0] half of it\n"} & {*train}  # on a line of its own
     assert train[-1].startswith("finished  epoch 3/3  step 180/180  loss ")
-    predict = cells["predict"].split("\r")
-    assert any("/6000 [00:" in piece for piece in predict)
-    for name in ("start", "list", "predict", "stop"):  # what was drawn is wiped
-        assert not cells[name].split("\r")[-1].startswith(("Start", "List", "Pred", "Stop"))
+    for name in ("start", "list", "stop"):  # what was drawn is wiped
+        assert not cells[name].split("\r")[-1].startswith(("Start", "List", "Stop"))
 
 
 @pytest.mark.long
@@ -121,7 +102,7 @@ def test_nothing_moves_and_nothing_is_coloured_elsewhere(tmp_path: Path) -> None
     text = "".join(cells.values())
     assert "\x1b" not in text
     assert "\r" not in text
-    assert (cells["load"], cells["start"], cells["predict"]) == ("", "", "")
+    assert (cells["load"], cells["start"]) == ("", "")
     assert re.fullmatch(r"\[0, 1\] red\n|(\[\d\] red\n){2}", cells["list"])
     assert "SpmdError: rank 1: ZeroDivisionError: division by zero" in cells["fail"]
     train = [line for line in cells["train"].splitlines() if not line.endswith("] half of it")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.wire.location import Collective, Location
-from gpupool.notebook.cells.live import notice_html
+from gpupool.notebook.cells.views import notice_html
 from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 
 HANG_S = 30.0

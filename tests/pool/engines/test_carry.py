@@ -17,7 +17,7 @@ import pytest
 
 from gpupool import Pool, PoolOptions, SpmdError
 from gpupool.core.wire import environ
-from gpupool.notebook.cells.line_view import QuietView
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.engines import engines
 from gpupool.pool.engines.carry import PIECE_BYTES
 from gpupool.pool.engines.client import unheard_output

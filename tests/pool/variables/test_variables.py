@@ -15,7 +15,7 @@ import torch
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
 from gpupool.core.wire.pickles import Source, TooLargeError
-from gpupool.notebook.cells.line_view import QuietView
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.engines.client import unheard_output
 from gpupool.pool.variables.buffers import Buffers

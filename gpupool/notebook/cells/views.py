@@ -1,14 +1,21 @@
-"""A %%spmd cell in a notebook: a bounded tail while it runs, then groups. Runs on the client."""
+"""How a cell is shown: in notebooks a bounded tail while it runs, then groups; in terminals, logs
+and trainings lines as they come. What it has shown is not shown again. Runs on the client.
+"""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
+from gpupool.core.errors import SpmdError
 from gpupool.core.formatting import format_ranks
+from gpupool.core.terminal import shows_colours, write_line
 from gpupool.core.wire.output import STREAMS, OutputKind
 from gpupool.notebook.cells.figures import Bundle, bundle_html, is_embeddable, is_rich
 from gpupool.notebook.cells.lines import Lines
@@ -17,15 +24,18 @@ from gpupool.notebook.cells.picture import (
     heading,
     report_html,
     report_text,
+    result_html,
+    result_text,
     shown_time,
     states_html,
 )
-from gpupool.notebook.cells.shown import mark_error_shown, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.front_end import Place
-from gpupool.notebook.pool.pool_bar import interrupt_button
+from gpupool.notebook.pool_bar import interrupt_button
 from gpupool.pool.calls.diagnosis import Diagnosis
+from gpupool.pool.calls.output import SpmdResult
+from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport, States
 from gpupool.spmd.output import fold_displays
 
@@ -109,16 +119,11 @@ class LiveView:
         self._show_others(report)
         mark_shown(report.result, values=self._look.show_values)
 
-    # ---- inside --------------------------------------------------------------------------
-
     def _note(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Add a piece of output to the live picture."""
         shown_rank, figure = self._figure or (rank, {})
         if kind in STREAMS:
             self._lines.feed(rank, content, time.monotonic())
-        elif kind is OutputKind.CLEAR and not content.get("wait"):
-            self._lines.clear(rank)
-            self._figure = None if shown_rank == rank else self._figure
         elif kind is OutputKind.DISPLAY and not is_rich(content):
             self._lines.end(rank, time.monotonic(), str(content["data"].get("text/plain", "")))
         elif kind in (OutputKind.DISPLAY, OutputKind.UPDATE) and is_embeddable(content):
@@ -129,7 +134,7 @@ class LiveView:
     def _running(self, now: float, states: Mapping[int, str]) -> dict[str, str]:
         tail = self._lines.tail(NUM_TAIL_LINES)
         lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in tail]
-        lines += self._lines.bars()
+        lines += self._lines.bars()[:NUM_TAIL_LINES]
         blocks = [states_html(states) + markup.muted(f"running, {shown_time(now - self._began)}")]
         if lines:
             blocks.append(markup.code_html("\n".join(map(ansi.to_html, lines))))
@@ -186,3 +191,122 @@ def notice_html(text: str) -> str:
     table = markup.table(("ranks", "where", "line"), rows)
     parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]
     return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)
+
+
+class LineView:
+    """Lines as they come, with their ranks; one that several say at about the same time once."""
+
+    def __init__(
+        self, ranks: Sequence[int], look: Look, stop_wish: threading.Event | None = None
+    ) -> None:
+        self._shown = {OutputKind.DISPLAY, *[OutputKind.RESULT] * look.show_values}
+        self._lines = Lines(ranks)
+        self._loops = LoopViews(stop_wish=stop_wish)
+        self._lock = threading.Lock()  # output comes in another thread than that which waits
+        self._is_over = False
+        self._now = time.monotonic()  # of the last tick: what comes between two is in order of rank
+        self.notice = NoticeLines()
+
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        """Keep the lines; they are written by the waiting thread, whose cell it is."""
+        if kind is OutputKind.EVENTS:
+            self._loops.take(content)
+            return
+        with self._lock:
+            if kind in STREAMS:
+                self._lines.feed(rank, content, self._now)
+            elif kind in self._shown:
+                self._lines.end(rank, self._now, str(content["data"].get("text/plain", "")))
+        if self._is_over:  # nobody waits any more
+            self._write(is_over=True)
+
+    def tick(self, states: States = dict) -> None:
+        """Write what has come."""
+        self._write(is_over=False)
+        self._loops.tick()
+
+    def finish(self, report: CellReport) -> None:
+        """Write the rest, also lines without an end."""
+        with self._lock:
+            for rank in report.outputs:
+                self._lines.end(rank, self._now)
+        self._write(is_over=True)
+        self._loops.finish()
+        mark_shown(report.result, values=OutputKind.RESULT in self._shown)
+
+    def _write(self, *, is_over: bool) -> None:
+        with self._lock:
+            self._is_over, self._now = is_over, time.monotonic()
+            lines = self._lines.due(self._now, at_end=is_over)
+        seen = str if shows_colours(sys.stdout) else ansi.plain
+        if lines:
+            labelled = (f"[{format_ranks(ranks)}] {seen(line)}" for ranks, line in lines)
+            write_line("\n".join(labelled), sys.stdout)
+
+
+class QuietView(LineView):
+    """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__((), Look())
+
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Nothing; the result counts as seen."""
+        mark_shown(report.result)
+
+
+# ---- what the running cell has shown -------------------------------------------------------------
+
+
+def mark_shown(result: SpmdResult | None, *, values: bool = True) -> None:
+    """The running cell has shown this result, or of it only what the ranks have printed."""
+    if result is not None:
+        result.shown = (_this_cell(), "everything" if values else "texts")
+
+
+def part_shown(result: SpmdResult) -> str:
+    """What the cell that runs has shown of this result: "nothing", "texts" or "everything"."""
+    cell, part = result.shown
+    return part if cell == _this_cell() else "nothing"
+
+
+def mark_error_shown(error: SpmdError) -> None:
+    """The running cell has shown the tracebacks of this error: raised in it, it need not again."""
+    shell: Any = get_ipython()
+
+    # After the cell: asked for again in another one, the error shows its tracebacks once more.
+    def forget(_: object) -> None:
+        error.is_shown = False
+        shell.events.unregister("post_run_cell", forget)
+
+    error.is_shown = True
+    shell.events.register("post_run_cell", forget)
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show a result by what its ranks said, unless its cell has just done so."""
+
+    def show_once(result: SpmdResult) -> None:
+        if part_shown(result) != "everything" or getattr(shell, "kernel", None) is None:
+            raise NotImplementedError  # to IPython: it is to be shown like other objects
+
+    def text(result: SpmdResult, p: Any, cycle: bool) -> None:
+        is_inside = len(p.stack) > 1  # of a list, say
+        texts = part_shown(result) == "nothing"
+        p.text(repr(result) if is_inside else result_text(result, texts=texts))
+
+    def html(result: SpmdResult) -> str:
+        return result_html(result, texts=part_shown(result) == "nothing")
+
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(SpmdResult, text)
+    formatters["text/html"].for_type(SpmdResult, html)
+    shell.display_formatter.ipython_display_formatter.for_type(SpmdResult, show_once)
+
+
+def _this_cell() -> int:
+    shell: Any = get_ipython()
+    return int(shell.displayhook.prompt_count) if shell is not None else 0

@@ -8,29 +8,164 @@ import logging
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
-from gpupool.core.errors import GpuPoolError
+from gpupool.core.formatting import NONE, duration, format_ranks
+from gpupool.core.machine.topology import Rank
 from gpupool.core.progress import Progress
+from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import Place, in_notebook
-from gpupool.notebook.pool.bar import bar_html, countdown, parts_of, status_html, status_text
 from gpupool.pool import session
-from gpupool.pool.notices import NoticeLines
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
     from gpupool.notebook.page.live_html import Meant
     from gpupool.pool.pool import Pool
 
+_COLOURS = {
+    "idle": markup.GREEN,
+    "busy": markup.AMBER,
+    "replacing": markup.AMBER,
+    "broken": markup.RED,
+    "stopped": markup.GREY,
+}
+_RANK_COLUMNS = ("rank", "device", "threads", "pid")
+_PILL = "border:1px solid;border-radius:10px;padding:0 8px;white-space:nowrap"
+_NUM_NAMES = 3  # so many variables are named in the bar itself, more only in its details
+
+Part = Callable[[str, str], str]  # (name, HTML within) -> element
+
 _SHUT_DOWN = "shut down with the button of its bar"
 _GONE = "The kernel of this notebook has ended, and the pool with it."
 _LOOK_S = 0.5  # how often the state of the pool is looked at
+_SOON_S = 0.2  # a start that is refused at once has no line
 
 # Weak: a bar must not keep a pool alive that nobody has any more.
 _bars: weakref.WeakKeyDictionary[Pool, PoolBar] = weakref.WeakKeyDictionary()
+
+
+# ---- as text and HTML ----------------------------------------------------------------------------
+
+
+def status_text(status: PoolStatus) -> str:
+    """One line on the pool and one for each rank."""
+    is_up = status.state in ("idle", "busy")
+    when = "no idle timeout" if status.idle_left_s is None else countdown(status) * is_up
+    facts = _facts(status, status.credentials, when)
+    lines = [f"{_title(status)}: {status.state}, {', '.join(facts)}"]
+    if status.reason:
+        lines.append(status.reason)
+    for rank, device, threads, pid in rank_rows(status):
+        plural = "" if threads == "1" else "s"
+        process = "no process" if pid == NONE else f"pid {pid}"
+        lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  {process}")
+    return "\n".join(lines)
+
+
+def bar_html(status: PoolStatus, part: Part = lambda _name, inner: inner) -> str:
+    """The bar of a pool, of elements that `part` makes: its "head", place for "buttons", "rest"."""
+    parts = parts_of(status)
+    row = part("head", parts["head"]) + part("buttons", "")
+    row = f'<div style="display:flex;flex-wrap:wrap;align-items:center;gap:4px 8px">{row}</div>'
+    return (
+        f'<div class="gpupool-bar gpl-frame" style="{markup.CARD}">{row}'
+        f"{part('rest', parts['rest'])}</div>"
+    )
+
+
+def parts_of(status: PoolStatus) -> dict[str, str]:
+    """What the bar shows. It stays true in a saved notebook: it counts down only near the end."""
+    colour = edge = _COLOURS[status.state]
+    notice = status.reason
+    if status.stops_soon:
+        notice = f"{notice}\nThe pool {countdown(status)}.".lstrip()
+        edge = markup.AMBER if status.state == "idle" else edge
+    limit = status.idle_timeout_s
+    when = "no idle timeout" if limit is None else f"shuts down after {_minutes(limit)} idle"
+    facts = _facts(status, when)
+    head = (
+        f'<span style="color:{colour}">●</span> <b>{escape(_title(status))}</b> '
+        f'<span class="gpb-state" style="{_PILL};border-color:{colour}">{status.state}</span> '
+        f'<span style="opacity:.75">{escape(" · ".join(facts))}</span>'
+    )
+    rest = (
+        f'<div style="border-left:3px solid {edge};padding-left:10px;margin:6px 0 0;'
+        f'white-space:pre-wrap{"" if notice else ";display:none"}">{escape(notice)}</div>'
+        '<details class="gpb-details" style="margin:4px 0 0">'
+        '<summary style="cursor:pointer">Details</summary>'
+        f"{markup.scroller(_details(status), 'Details of the pool')}</details>"
+    )
+    return {"head": head, "rest": rest}
+
+
+def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
+    """(rank, device, threads, pid) of each rank, host by host."""
+    return [
+        (
+            format_ranks([rank.rank], {rank.rank: rank.host}),
+            _device(rank, status),
+            str(rank.num_threads),
+            str(status.pids.get(rank.rank, NONE)),
+        )
+        for rank in status.ranks
+    ]
+
+
+def countdown(status: PoolStatus) -> str:
+    """When the pool stops, if nobody uses it."""
+    return f"shuts down in {_minutes(status.idle_left_s or 0.0)} if idle"
+
+
+def _title(status: PoolStatus) -> str:
+    hosts = {rank.host for rank in status.ranks if rank.host}
+    plural = "s" * (len(hosts) > 1)
+    return f"Pool of {len(status.ranks)}" + f" on {len(hosts)} host{plural}" * bool(hosts)
+
+
+def _facts(status: PoolStatus, *more: str) -> list[str]:
+    if status.state == "stopped":
+        return [_devices(status), status.backend]
+    env = f"{len(status.env)} variables" if len(status.env) > _NUM_NAMES else ", ".join(status.env)
+    env = f"env: {env} (hidden)" if status.env else ""
+    backend, training = status.backend, status.training_backend
+    backend += f" (training: {training})" if training != backend else ""
+    return [fact for fact in (_devices(status), backend, env, *more) if fact]
+
+
+def _details(status: PoolStatus) -> str:
+    """The ranks, and what else there is to know."""
+    more = [f"process group formed {status.generation} time{'s' * (status.generation != 1)}"]
+    more += [f"env: {', '.join(status.env)} (values hidden)"] if status.env else []
+    more += [status.credentials] if status.credentials else []
+    return markup.table(_RANK_COLUMNS, rank_rows(status)) + markup.muted(" · ".join(more))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{round(seconds / 60)} min" if seconds >= 90 else duration(round(seconds))
+
+
+def _devices(status: PoolStatus) -> str:
+    names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
+    if not names:
+        return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
+    spare = len(status.ranks) - len(status.training_ranks)
+    shown = f"one engine per GPU ({', '.join(names)})"
+    others = f", {spare} CPU rank{'s' * (spare > 1)} (not used for training)"
+    return shown + others * bool(spare)
+
+
+def _device(rank: Rank, status: PoolStatus) -> str:
+    if rank.gpu is not None:
+        return f"{rank.gpu.label}: {rank.gpu.name}"
+    return "CPU" if rank.rank in status.training_ranks else "CPU (not used for training)"
+
+
+# ---- live ----------------------------------------------------------------------------------------
 
 
 def show(pool: Pool, place: Place | None = None) -> None:
@@ -110,10 +245,8 @@ class PoolBar:
         )
 
     def _bundle(self, status: PoolStatus) -> dict[str, str]:
-        if status.state == "stopped":
-            html = status_html(status)
-        else:
-            html = bar_html(_idle(status), self.live.part)
+        is_over = status.state == "stopped"
+        html = bar_html(status) if is_over else bar_html(_idle(status), self.live.part)
         return {"text/plain": status_text(_idle(status)), "text/html": html}
 
 
@@ -145,8 +278,7 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
     noted: tuple[int, ...] = ()  # what ran when it was noted
     while (pool := reference()) is not None:
         status = pool.status()
-        if status.calls != noted:
-            note = ""
+        note = note if status.calls == noted else ""
         bar.draw(status, note)
         if status.state == "stopped":
             break
@@ -155,12 +287,12 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
             press, meant = bar.presses.get(timeout=_LOOK_S)
             if (pool := reference()) is not None:
                 noted = pool.status().calls
-                note = _act(pool, press, meant, bar)
+                note = _act(pool, press, bar, meant)
                 del pool
 
 
-def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
-    """Do what a button says; returns what the bar says of it until other calls run, or none."""
+def _act(pool: Pool, press: str, bar: PoolBar, meant: Meant) -> str:
+    """Do what a button says; returns what the bar says of it."""
     try:
         if press == "interrupt":
             bar.draw(pool.status(), "Interrupting …")
@@ -170,11 +302,9 @@ def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
         if press == "stop":
             bar.draw(pool.status(), "Shutting down …")
             pool.stop(_SHUT_DOWN)
-    except GpuPoolError as error:
-        return str(error)
     except Exception as error:  # the bar has to continue, and is the only place that can say it
         logging.getLogger("gpupool").exception("the button %s failed", press)
-        return f"{press} failed: {error!r}"
+        return f"{press} failed: {error}"
     return ""
 
 
@@ -185,13 +315,13 @@ class StartProgress:
     """A line that says how far the start is, and since when; the pool's bar takes its place."""
 
     def __init__(self, what: str = "Starting the pool") -> None:
-        self._place: Place | None = None
-        self._line, self._began = Progress(what), False
-        if in_notebook():
+        self._place = Place() if in_notebook() else None
+        self._line = Progress(what)
+        if self._place is not None:
             from gpupool.notebook.page.progress_view import NotebookBar  # with tqdm
 
-            self._place = Place()
-            self._line = Progress(what, after_s=0, draw=NotebookBar(self._place))
+            self._line = Progress(what, after_s=_SOON_S, draw=NotebookBar(self._place))
+        self._line.start()
 
     def __enter__(self) -> StartProgress:
         return self
@@ -199,21 +329,15 @@ class StartProgress:
     def __call__(self, line: str) -> None:
         """Show a stage."""
         self._line.tell(line)
-        if not self._began:  # not before: a start that is refused at once has no line
-            self._began = True
-            self._line.tick()
-            self._line.start()
-            if self._place is not None:
-                # while the processes come up, not when they are there
-                importlib.import_module("gpupool.notebook.page.live_html")
+        if self._place is not None:
+            # while the processes come up, not when they are there
+            importlib.import_module("gpupool.notebook.page.live_html")
 
     def finish(self, text: str, pool: Pool | None = None) -> None:
         """Show a text instead, or a pool; of that from now on also what becomes of it."""
         self._line.close()
         if self._place is None:
             print(text)
-            if pool is not None:
-                pool.add_listener(_tell_on_terminal)
         elif pool is not None:
             show(pool, self._place)
         else:
@@ -229,11 +353,3 @@ def start_unasked() -> Pool:
         pool, line = session.start_unasked(progress)
         progress.finish(line)
     return pool
-
-
-def _tell_on_terminal(status: PoolStatus) -> None:
-    """A line about what the user has not asked for, where a bar cannot be drawn again."""
-    if status.stops_soon:
-        NoticeLines()(f"the pool {countdown(status)}.")
-    elif status.state == "stopped" and status.reason:
-        NoticeLines()(f"the pool was {status.reason}.")
