@@ -18,7 +18,7 @@ from typing import Any
 
 from gpupool.core.wire.calls import invoke
 from gpupool.core.wire.replies import Reply
-from gpupool.engine.shell.cell_names import LIBRARIES
+from gpupool.engine.shell import LIBRARIES
 
 WAKE = signal.SIGURG  # its handler does nothing
 _WAKE_S = 0.02, 0.1, 0.5

@@ -24,7 +24,7 @@ from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.values import Bindings
 from gpupool.data import device as devices
 from gpupool.engine import calls, control, state_sync
-from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
+from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming
 from gpupool.engine.output import streams
 from gpupool.engine.output.channel import leave_out_status
@@ -44,7 +44,7 @@ def serve(call: Call[Any]) -> Reply[Any]:
 
     def work() -> Reply[Any]:
         if call.reloaded is not None:
-            own_modules.load_again(call.reloaded)
+            variables.load_again(call.reloaded)
         _follow_torch(call.torch_settings)
         return _do(call)
 

@@ -22,7 +22,7 @@ from gpupool.core.wire.replies import Reply
 from gpupool.engine.cells.variables import load, out_file
 from gpupool.engine.group import ddp_replicas
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell.shell import this_shell
+from gpupool.engine.shell import this_shell
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What is a part of a whole: on another rank it would be the wrong part.
@@ -49,12 +49,7 @@ class _StatePacker(Packer):
 
 
 def fetch(names: Sequence[str], out_path: str) -> Packed:
-    """What these names mean here, written to the file.
-
-    Raises:
-        LookupError: one means nothing.
-        TypeError: it cannot be copied; says which part.
-    """
+    """What these names mean here, written to the file; an error says what cannot be copied."""
     space = this_shell().user_ns
     for name in names:
         if name not in space:

@@ -46,9 +46,6 @@ def fold(texts: Mapping[int, str], *, alike: bool = False) -> list[Group]:
     """The texts by rank with equal ones together, the largest group first, then by first rank.
 
     With `alike`, texts are equal that differ only in addresses, process ids and times.
-
-    >>> fold({0: "a", 1: "b", 2: "b"})
-    [Group(ranks=(1, 2), text='b'), Group(ranks=(0,), text='a')]
     """
     # Each text once: with 64 ranks that is one mostly.
     forms = {text: normal(text) if alike else text for text in {*texts.values()}}

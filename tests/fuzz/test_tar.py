@@ -76,15 +76,3 @@ def index(tar: bytes) -> None:
 @example(member("a/" * 2000 + "b"), True)
 def test_headers_of_any_kind(tar: bytes, after_a_good_one: bool) -> None:
     index((WHOLE[:-1024] if after_a_good_one else b"") + tar + bytes(1024))
-
-
-@fuzzed
-@given(
-    st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=8),
-    st.integers(0, len(WHOLE)),
-)
-def test_changed_and_cut_bytes(changes: list[tuple[int, int]], length: int) -> None:
-    tar = bytearray(WHOLE)
-    for at, value in changes:
-        tar[at] = value
-    index(bytes(tar[:length]))

@@ -133,11 +133,7 @@ def for_groups(interface: str = "") -> tuple[dict[str, str], dict[str, str]]:
 
 
 def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part that the ranks need as they need what is inheritable, but that holds a password.
-
-    >>> sent_after_start({"HTTPS_PROXY": "http://ada:lovelace@proxy:3128", "API_KEY": "x"})
-    {'HTTPS_PROXY': 'http://ada:lovelace@proxy:3128'}
-    """
+    """The part that the ranks need as they need what is inheritable, but that holds a password."""
     return {k: v for k, v in environ.items() if not _is_secret(k) and passwords(v)}
 
 

@@ -1,7 +1,7 @@
 """Hides secret values in everything that comes back from the ranks. Runs anywhere.
 
 A value is found in the forms in which programs print it: as it is, escaped as `repr`, JSON, HTML
-and URLs do, in base64, and line by line. AWS key ids are found by their pattern, known or not.
+and URLs do, in base64, and line by line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from typing import Any
 from urllib.parse import quote
 
 MASK = "[hidden]"
-_KEY_ID = re.compile(
-    r"A(?=[KS]IA[A-Z0-9]{16}|(?:[KS](?:I(?:A[A-Z0-9]{0,15})?)?)?\Z)"  # or the beginning of one
-)
-_KEY_ID_LENGTH = 20
 _MIN_LINE_LENGTH = 16  # a shorter line of a value may be an ordinary word
 _MIN_BASE64_OCTETS = 8  # of fewer, base64 has less than ten characters that are all the value's
 
@@ -113,13 +109,7 @@ def _search(text: str, secrets: Secrets) -> tuple[list[tuple[int, int]], int]:
                 break
             if start < unsure and len(form) > length - start and form.startswith(text[start:]):
                 unsure = start
-    for match in _KEY_ID.finditer(text):
-        start, end = match.start(), match.start() + _KEY_ID_LENGTH
-        if end <= length:
-            found.append((start, end))
-        else:
-            unsure = min(start, unsure)
-    return sorted(found), unsure
+    return found, unsure
 
 
 def _forms(value: str) -> Iterator[str]:

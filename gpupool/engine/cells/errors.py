@@ -26,8 +26,7 @@ from gpupool.engine.cells import debug
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell.cell_names import MACHINERY, TORCH, cell_of, innermost
-from gpupool.engine.shell.shell import this_shell
+from gpupool.engine.shell import MACHINERY, TORCH, cell_of, innermost, this_shell
 
 MAX_CHARS = 40_000  # of a message, and of a traceback
 _OF_A_GROUP = ("gloo", "pair.cc", "nccl", "processgroup", "another rank has failed")
@@ -79,11 +78,7 @@ def text_of(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
-    text = text_of(error)
-    if isinstance(error, BaseExceptionGroup):
-        named = [f"{type(one).__name__}: {_message(one)}" for one in error.exceptions[:3]]
-        text = f"{text}: {'; '.join(named)}{'; ...' * (len(error.exceptions) > 3)}"
-    return _cut("; ".join([text, *map(str, getattr(error, "__notes__", ()))]))
+    return _cut("; ".join([text_of(error), *map(str, getattr(error, "__notes__", ()))]))
 
 
 def _where(error: BaseException) -> str:

@@ -27,8 +27,7 @@ from gpupool.engine.cells import torchrun
 from gpupool.engine.cells.errors import describe, shown
 from gpupool.engine.output.emit import emit
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell.cell_names import CellCompiler, show_source_of_cells
-from gpupool.engine.shell.shell import adapt_to_rank, this_shell
+from gpupool.engine.shell import CellCompiler, adapt_to_rank, show_source_of_cells, this_shell
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
@@ -63,8 +62,7 @@ def _wait_for_device() -> None:
 
 
 def run_function(load: Callable[[], Any]) -> Reply[CodeReply]:
-    """Call the (function, args, kwargs) of the parcel that `load` gives; its value comes back
-    whole."""
+    """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
     (function, args, kwargs), _parts = load()
     value = function(*args, **kwargs)

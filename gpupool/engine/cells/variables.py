@@ -1,4 +1,4 @@
-"""The notebook's values on a rank, and the rank's values for the notebook. Runs on engines.
+"""The notebook's values and modules on a rank, and its values for the notebook. Runs on engines.
 
 A parcel stays here, as it came, for as long as the notebook has the value: a name that a cell has
 bound to something else gets it again when the next cell asks for the notebook's value.
@@ -29,13 +29,13 @@ from gpupool.core.wire.values import (
     Bindings,
     NamesReport,
     Place,
+    Reloaded,
     Sources,
     ValueInfo,
     Values,
 )
 from gpupool.engine.process import pool_folder, this_rank
-from gpupool.engine.shell.cell_names import remember
-from gpupool.engine.shell.shell import this_shell
+from gpupool.engine.shell import remember, this_shell
 
 _GONE: Any = object()
 
@@ -71,6 +71,8 @@ class _Kept:
 _kept: dict[int, _Kept] = {}
 _former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
 _place: Place | None = None  # where this rank has followed the notebook to
+_reloaded: dict[str, int] = {}  # module -> how often the notebook had loaded it again
+_old_objects: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
 
 
 def follow(place: Place) -> None:
@@ -88,6 +90,37 @@ def find_modules(sys_path: Sequence[str]) -> None:
     """Find modules where the notebook finds them, and then where this rank does."""
     if [path for path in sys.path if path in sys_path] != list(sys_path):
         sys.path[:] = [*sys_path, *(path for path in sys.path if path not in sys_path)]
+
+
+def load_again(reloaded: Reloaded) -> None:
+    """Load the user's modules again that the notebook has loaded again.
+
+    Functions and objects that are here already get the new code, as with `%autoreload`.
+    """
+    new = [name for name, times in reloaded.times.items() if _reloaded.get(name) != times]
+    _reloaded.update(reloaded.times)
+    waiting: dict[str, Exception | None] = {name: None for name in new if name in sys.modules}
+    if not waiting:
+        return
+    find_modules(reloaded.sys_path)
+    from IPython.extensions.autoreload import superreload
+
+    importlib.invalidate_caches()
+    num_before = 0
+    while len(waiting) != num_before:  # one may need something new of another one
+        num_before = len(waiting)
+        for name in list(waiting):
+            try:
+                superreload(sys.modules[name], old_objects=_old_objects)
+                del waiting[name]
+            except Exception as error:
+                waiting[name] = error
+    for name, problem in waiting.items():
+        print(
+            f"gpupool: rank {this_rank().rank} still has the module {name} as it was before, which "
+            f"cannot be loaded again there: {type(problem).__name__}: {problem}",
+            file=sys.stderr,
+        )
 
 
 def receive(values: Values) -> dict[int, str]:
@@ -255,8 +288,7 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
 
 
 def out_file(place: str) -> MemoryFile:
-    """What the client wants to have of this rank goes there: a path, or a name in the pool's
-    folder."""
+    """Where the client wants to have something: a path, or a name in the pool's folder."""
     path = pool_folder() / place  # a path stays as it is
     return MemoryFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), place)
 

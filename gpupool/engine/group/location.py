@@ -28,7 +28,7 @@ from torch.distributed.rpc import api as rpc
 from gpupool.core.wire.calls import invoke
 from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
-from gpupool.engine.shell.cell_names import innermost
+from gpupool.engine.shell import innermost
 
 _c10d: Any = _distributed_c10d  # its flight recorder is not in every version's types
 _DISTRIBUTED = distributed_c10d.__file__

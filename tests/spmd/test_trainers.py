@@ -1,4 +1,4 @@
-"""What libraries ship to prove that they work on several processes, and trainers, in cells."""
+"""Trainers of other libraries, in cells."""
 
 from __future__ import annotations
 
@@ -34,20 +34,6 @@ def kernel() -> Iterator[Kernel]:
     with Kernel() as kernel:
         kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2 --hang-after 5s")
         yield kernel
-
-
-@needs("accelerate")
-@pytest.mark.parametrize("suite", ["test_script", "test_ops", "test_sync", "test_cli"])
-def test_accelerates_suites_pass_twice(kernel: Kernel, suite: str) -> None:
-    cell = (
-        "%%spmd\nimport warnings; warnings.simplefilter('ignore')\n"
-        f"from accelerate.test_utils.scripts import {suite} as suite\nsuite.main()\nprint('passed')"
-    )
-    for _ in range(2):
-        done = kernel.run(cell)
-        assert done.errors == [], done.error_text
-        assert "passed" in done.text
-        assert kernel.run(SUM).text == "[0, 1] 2.0"
 
 
 @pytest.mark.parametrize(

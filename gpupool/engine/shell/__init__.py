@@ -1,1 +1,0 @@
-"""The IPython shell of a rank, and whose code a line belongs to. Runs on engines."""
