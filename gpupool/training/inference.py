@@ -6,7 +6,6 @@ Runs on the client; the ranks that train compute.
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 # What a training and a pass over a data set have in common: how samples are read and computed.
 _OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
-_SIDE = 128  # pixels of the longer side of a small picture, at most
 
 
 class Predictions(list[str]):
@@ -414,7 +412,6 @@ def _words(values: Tensor, classes: tuple[str, ...]) -> list[str]:
 def _picture(dataset: Any, index: int, label: str) -> Picture:
     """A small picture of a sample, if it is an image."""
     import torch
-    from PIL import Image
 
     url = dataset.name(index) if hasattr(dataset, "count_each_label") else ""  # a datastore of ours
     sample = dataset[index]
@@ -426,7 +423,4 @@ def _picture(dataset: Any, index: int, label: str) -> Picture:
     if low < 0 or high > 1:  # no shares of white: from the darkest to the lightest
         shares = (shares - low) / max(high - low, 1e-12)
     pixels = shares.mul(255).round().byte().permute(1, 2, 0).squeeze(2).numpy()
-    picture, file = Image.fromarray(pixels), io.BytesIO()
-    picture.thumbnail((_SIDE, _SIDE))
-    picture.save(file, "PNG")
-    return Picture(file.getvalue(), label, url, image.shape[2], image.shape[1])
+    return Picture.of(pixels, label, url)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gpupool.data.reading.decode import FORMATS, decode
-from gpupool.data.segmentation.masks import MaskClasses, decode_mask
+from gpupool.data.segmentation.datastore import MaskClasses, decode_mask
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 CLASSES = (MaskClasses.of(None), MaskClasses.of({"a": 7}), MaskClasses.of({"a": (0, 0, 7)}))

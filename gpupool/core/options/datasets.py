@@ -155,10 +155,8 @@ def _own_names(dataset: Any) -> tuple[str, ...]:
         names = getattr(labels[0], "names", None) if len(labels) == 1 else None
     if not isinstance(names, (list, tuple)):
         return ()
-    # torchvision's ImageNet has several words for each class.
-    words = tuple(", ".join(map(str, n)) if isinstance(n, tuple) else n for n in names)
-    is_named = all(isinstance(word, str) for word in words) and len(set(words)) == len(words)
-    return words if is_named else ()
+    is_named = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return tuple(names) if is_named else ()
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -178,9 +176,6 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
         raise OptionsError(f"weights does nothing: the order of a {kind} is its own. Leave it out.")
     if isinstance(options.weights, str):
         labels = labels_of(dataset)
-        columns = [one for one in LABELS if one in (getattr(dataset, "column_names", None) or ())]
-        if labels is None and columns:  # of Hugging Face
-            labels = dataset[columns[0]]
         if labels is None:
             raise OptionsError(
                 f"weights='balanced' needs labels that are known without reading samples, which "

@@ -7,27 +7,74 @@ pickle, where they are read. Importing this loads no torch; reading an image doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.datastores.labels import among, split
-from gpupool.data.datastores.table import Files
+from gpupool.data.datastores.labels import Labels, among, labelled, split
 from gpupool.data.datastores.views import CheckResult, Preview, check, make_preview
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, InParts, apply_transform
 from gpupool.data.reading.shards import Indices, epoch_order
 from gpupool.data.stores.cache import Cache
-from gpupool.data.stores.folder import Source
-
-if TYPE_CHECKING:
-    import torch
+from gpupool.data.stores.folder import FileRef, Source
 
 Sample = tuple[Any, Any]
+Row = tuple[int, int, int, int, str]  # as in `Files.rows`
+_COLUMNS = [("source", "u4"), ("version", "u4"), ("size", "i8"), ("start", "i8")]
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Files, or parts of files, of one or several sources; immutable.
+
+    Columns of numpy, as they may be millions: ranks of a host share them, and no reference count of
+    a worker process copies them page by page.
+
+    Args:
+        sources: where they lie.
+        rows: of each file the index of its source, 32 bits of its ETag (0 where there is none), its
+            size in bytes, where in a file of its source a part begins (0 for whole files), and its
+            path below its source, as bytes.
+        cache: through which they are read, if they are.
+    """
+
+    sources: tuple[Source, ...]
+    rows: NDArray[Any]
+    cache: Cache | None = None
+
+    @classmethod
+    def of(cls, sources: Sequence[Source], rows: Iterable[Row]) -> Files:
+        """Files by their rows. Names that are no UTF-8 come back as they were."""
+        # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
+        encoded = [(*row[:-1], row[-1].encode(errors="surrogateescape")) for row in rows]
+        width = max((len(row[-1]) for row in encoded), default=1)
+        return cls(tuple(sources), np.array(encoded, [*_COLUMNS, ("path", f"S{width}")]))
+
+    def url(self, row: int) -> str:
+        """The printable URL of a file."""
+        return self.sources[int(self.rows["source"][row])].name(self.path(row))
+
+    def read(self, row: int) -> bytes:
+        """The contents of a file; raises what `Source.read` raises."""
+        number, version, size, start, _ = self.rows[row].tolist()
+        source, file = self.sources[number], FileRef(self.path(row), size, version)
+        read = source.read if self.cache is None else partial(self.cache.read, source)
+        return read(file, start, size if start else None)
+
+    def take(self, rows: Indices) -> Files:
+        """These files, in that order."""
+        return replace(self, rows=self.rows[rows])
+
+    def path(self, row: int) -> str:
+        """The path of a file below its source."""
+        path: bytes = self.rows["path"][row]
+        return path.decode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -36,10 +83,7 @@ class Datastore(InParts):
 
     Args:
         files: the image of each sample; then what else belongs to it, as its mask.
-        labels: the label of each as an index into `classes`, -100 where it has none.
-        names: the `classes`.
-        transform: what `with_transform` was given.
-        normalization: what `with_normalization` was given, as plain data.
+        labels: the label of each as an index into `names`, -100 where it has none.
     """
 
     files: tuple[Files, ...]
@@ -67,18 +111,11 @@ class Datastore(InParts):
         return len(self.labels)
 
     def fetch(self, index: int) -> Any:
-        """What the store holds of sample `index`. Waits; may be called from many threads.
-
-        Raises SampleError, CredentialsError or DataError.
-        """
+        """What the store holds of sample `index`: see `Samples`."""
         return self.files[0].read(self._row(index))
 
     def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """The sample that `fetch(index)` has read; computes, also in several threads at once.
-
-        `draw` keys the random numbers of the transform. Raises SampleError naming the image if it
-        is damaged, and what the transform raises, with a note that names the image.
-        """
+        """The sample that `fetch(index)` has read: see `Samples`."""
         from gpupool.data.reading.augmentation import keyed_draws
         from gpupool.data.reading.decode import decode
 
@@ -177,18 +214,6 @@ class Datastore(InParts):
         """
         return make_preview(self.with_transform(None), num_images)
 
-    def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All samples in memory: images (n, 3, height, width) or as transformed, labels (n,).
-
-        Raises OptionsError if there are none, DataError if they differ in size.
-        """
-        from gpupool.data.reading.batches import batch_of
-
-        if not len(self):
-            raise OptionsError(f"{self!r} is empty: there is nothing to read")
-        batch = batch_of(self.__getitems__(range(len(self))), pin=False)
-        return batch.inputs, batch.targets
-
     def cached(self, limit_gib: float, folder: str | None = None) -> Self:
         """The same samples, kept on the disk of each host after they were read first.
 
@@ -208,6 +233,12 @@ class Datastore(InParts):
             # Now, so that a folder that cannot be made is an error of this call, not of a rank.
             cache.open(source)
         return self._with(files=tuple(replace(files, cache=cache) for files in self.files))
+
+    def _fill(self, files: Files, labels: Labels, known: Sequence[str | None] = ()) -> None:
+        """Make it of those files that have a label: see `labelled`."""
+        paths = list(map(files.path, range(len(files.rows))))
+        kept, indices, names = labelled(paths, files.url, labels, known)
+        Datastore.__init__(self, (files.take(kept),), indices, names)
 
     def _sources(self) -> list[Source]:
         return [source for files in self.files for source in files.sources]

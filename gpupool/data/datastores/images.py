@@ -9,9 +9,8 @@ from typing import Any
 
 from gpupool.core.errors import DataNotFoundError
 from gpupool.core.progress import progress
-from gpupool.data.datastores.base import Datastore
-from gpupool.data.datastores.labels import Labels, labelled, warn
-from gpupool.data.datastores.table import Files
+from gpupool.data.datastores.base import Datastore, Files
+from gpupool.data.datastores.labels import Labels, warn
 from gpupool.data.stores.folder import FileRef, Folder
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -33,21 +32,18 @@ class ImageDatastore(Datastore):
 
     Args:
         url: any fsspec URL, or a path.
-        labels: "foldernames" (the folder an image lies in); a function from an image's URL to its
-            label, or to None to leave the image out; or a table: a mapping of paths to labels, or a
-            data frame with the columns "path" and "label". Paths in it are those below `url`, or
-            URLs, and may lack the extension; images without a row are left out. None: the images
-            have no labels, as those to be predicted; `ds[i]` has -100 in its place.
-        classes: the names of the classes in the order of their indices. Left out: those there are,
-            sorted; labels of a table or function that are whole numbers are sorted as numbers.
+        labels: "foldernames" (the folder an image lies in); or a function from an image's URL to
+            its label, or to None to leave the image out, as `table.get`. None: the images have no
+            labels, as those to be predicted; `ds[i]` has -100 in its place. Classes are sorted;
+            whole numbers that a function gives as numbers.
         extensions: of the files to take, in any case: one, or several.
         storage_options: for the file system of `url`.
 
     Warns of pictures with other extensions, which are left out, and of folders that can be read in
-    several ways ("cat/monday/1.jpg"), unless `extensions` or `classes` say what is meant.
+    several ways ("cat/monday/1.jpg"), unless `extensions` or a function say what is meant.
 
-    Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
-    or if a table has rows without an image; OptionsError for what is no label.
+    Raises DataNotFoundError, CredentialsError or DataError if listing fails, or if there is no
+    image; OptionsError for what is no label.
     """
 
     def __init__(
@@ -55,14 +51,11 @@ class ImageDatastore(Datastore):
         url: str,
         *,
         labels: Labels = "foldernames",
-        classes: Sequence[str] | None = None,
         extensions: str | Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
-        found = find_files(folder, extensions, "images")
-        paths = [image.path for image in found]
-        super().__init__(*labelled(table(folder, found), paths, labels, classes))
+        self._fill(table(folder, find_files(folder, extensions, "images")), labels)
 
 
 def list_folder(folder: Folder) -> list[FileRef]:

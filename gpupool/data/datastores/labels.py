@@ -1,13 +1,14 @@
-"""Which label a file has, by its folder, a function, or a table; and how a data set is split by
-labels. Runs anywhere; no torch."""
+"""Which label a file has, by its folder or a function; and how a data set is split by labels. Runs
+anywhere; no torch."""
 
 from __future__ import annotations
 
 import posixpath
 import re
+import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -16,53 +17,52 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.options.datasets import NO_CLASS
-from gpupool.core.terminal import plain, without_controls
-from gpupool.data.datastores.table import Files
+from gpupool.core.terminal import without_controls
 from gpupool.data.reading.shards import Indices, keyed_generator
 
 # What Windows and careless programs write for a slash.
 _NO_SLASH = re.compile(r"\\|%2f|%5c", re.IGNORECASE)
 
-Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
+Labels = Literal["foldernames"] | str | Callable[[str], str | int | None] | None
 UrlOf = Callable[[int], str]
 
 
 def labelled(
-    files: Files,
-    paths: Sequence[str],
-    labels: Labels,
-    classes: Sequence[str] | None,
-    known: Sequence[str] | None = None,
-) -> tuple[tuple[Files], Indices, tuple[str, ...]]:
-    """The files that have a label, their labels as indices, and the names of the classes.
+    paths: Sequence[str], url_of: UrlOf, labels: Labels, known: Sequence[str | None] = ()
+) -> tuple[Indices, Indices, tuple[str, ...]]:
+    """Which files have a label, their labels as indices, and the names of the classes.
 
-    Classes that are not given are sorted as texts, as torchvision's ImageFolder does, whose
-    networks exist; those that are no folders, and all whole numbers, so that "10" follows "9".
+    Classes are sorted as texts, as torchvision's ImageFolder does, whose networks exist; those that
+    are no folders, and all whole numbers, so that "10" follows "9".
 
     Args:
         paths: of the files, below the URL of their datastore.
+        url_of: what gives the URL of each.
         labels: as of `ImageDatastore`.
-        classes: the names that must hold every label, if they are given.
         known: the label of each file, where that need not be found out.
 
-    Raises OptionsError for what is no label, or not one of `classes`, DataError for names or a
-    table that do not fit.
+    Raises OptionsError for what is no label, DataError for names that are no class.
     """
     if labels is None:
-        return (files,), np.full(len(paths), NO_CLASS), ()
-    # A data frame compares element by element, and has no truth.
+        return np.arange(len(paths)), np.full(len(paths), NO_CLASS), ()
+    # A data frame, which nobody takes, compares element by element.
     are_folders = isinstance(labels, str) and labels == "foldernames"
-    given: Sequence[str | None] = known or ()
+    given = known
     if not given and are_folders:
-        given = _by_folder(paths, files.url, is_clear=classes is not None)
+        given = _by_folder(paths, url_of)
+    elif not given and callable(labels):
+        given = [_text(labels(url), url) for url in map(url_of, range(len(paths)))]
     elif not given:
-        given = _chosen(paths, files.url, labels)
+        raise OptionsError(
+            f'labels={reprlib.repr(labels)} must be "foldernames", a function of the URL of an '
+            'image, or None; of a table: labels=lambda url: table[url.rpartition("/")[2]]'
+        )
     # Names are printed in tables, plots and errors.
     found = {label for label in given if label is not None}
     odd = [label for label in found if not label or without_controls(label) != label]
     if odd or not found:
         raise DataError(
-            f"labels= gave {odd[0] if odd else None!r} for an image, or all, as {files.url(0)}; "
+            f"labels= gave {odd[0] if odd else None!r} for an image, or all, as {url_of(0)}; "
             "a class is named in one line of text",
             "no labels",
         )
@@ -71,10 +71,7 @@ def labelled(
     names = tuple(sorted(found, key=int if are_numbers else None))
     index_of: dict[str | None, int] = {name: index for index, name in enumerate(names)}
     kept = [place for place, label in enumerate(given) if label is not None]
-    indices = np.array([index_of[given[place]] for place in kept])
-    if classes is not None:
-        indices, names = among(classes, indices, names), tuple(classes)
-    return (files.take(np.array(kept)),), indices, names
+    return np.array(kept), np.array([index_of[given[place]] for place in kept]), names
 
 
 def among(classes: Sequence[str], indices: Indices, names: Sequence[str]) -> Indices:
@@ -145,7 +142,7 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=depth)
 
 
-def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str]:
+def _by_folder(paths: Sequence[str], url_of: UrlOf) -> list[str]:
     """The name of the folder that each file lies in."""
     odd = next((place for place, path in enumerate(paths) if _NO_SLASH.search(path)), None)
     if odd is not None:
@@ -164,58 +161,24 @@ def _by_folder(paths: Sequence[str], url_of: UrlOf, is_clear: bool) -> list[str]
     ]
     # One of those that lie in each folder; those at the top lie in none.
     examples = {folder and f"/{posixpath.dirname(folder)}": n for n, folder in enumerate(folders)}
-    if len(examples) > 1 and not is_clear:
+    if len(examples) > 1:
         one, other, *_ = (f"{url_of(n)} is of the class {names[n]!r}" for n in examples.values())
         warn(
             f"The folders can be read in several ways; here {one} and {other}: the folder that an "
-            "image lies in names its class. If another one is meant, pass labels= a function from "
-            "an image's URL to its label; if not, classes=."
+            "image lies in names its class. Say what is meant by a function from an image's URL to "
+            'its label, as labels=lambda url: url.split("/")[-2].'
         )
     return names
 
 
-def _chosen(paths: Sequence[str], url_of: UrlOf, labels: Any) -> list[str | None]:
-    """The label of each file by a table or function, None for those to leave out."""
-    rows: Any = labels.items() if isinstance(labels, Mapping) else None
-    # Before callables: no library is imported, so an attribute has to show what it is.
-    if {"path", "label"} <= set(getattr(labels, "columns", ())):
-        rows = zip(labels["path"], labels["label"], strict=True)
-    urls = map(url_of, range(len(paths)))
-    if rows is None and callable(labels):
-        made = ((url, labels(url)) for url in urls)
-        return [None if label is None else _text(label, url) for url, label in made]
-    if rows is None:
-        raise OptionsError(
-            f'labels={labels!r} must be "foldernames", a function of the URL, a mapping of paths '
-            'to labels, or a data frame with the columns "path" and "label"'
-        )
-    label_of: dict[str, str] = {}
-    for path, label in rows:
-        text = _text(label, plain(str(path)))
-        if label_of.setdefault(str(path), text) != text:
-            raise DataError(f"labels= has two labels for {path}, one of them {text!r}", "no image")
-    # The exact path comes before the one without an extension: "a.jpg" and "a" may be two rows.
-    named = [
-        (path, url, posixpath.splitext(path)[0]) for path, url in zip(paths, urls, strict=True)
-    ]
-    keys = [next((name for name in names if name in label_of), None) for names in named]
-    if unused := sorted(label_of.keys() - set(keys)):
-        raise DataError(
-            f"labels= has {len(unused):,} of {len(label_of):,} rows without an image, as "
-            f"{', '.join(unused[:3])}; there is {url_of(0)}, for example",
-            "no image",
-        )
-    return [None if key is None else label_of[key] for key in keys]
-
-
-def _text(label: object, name: str) -> str:
-    """A label as text; integers of numpy and pandas give their digits."""
+def _text(label: object, url: str) -> str | None:
+    """A label as text; integers of numpy and pandas give their digits, None stays."""
     # `__index__` is what integers of all libraries have, and floats do not.
     if hasattr(label, "__index__") and not isinstance(label, bool):
         return str(label.__index__())
-    if isinstance(label, str):
+    if label is None or isinstance(label, str):
         return label
-    raise OptionsError(f"labels= has {label!r} for {name}; a label must be a text or an integer")
+    raise OptionsError(f"labels= has {label!r} for {url}; a label must be a text or an integer")
 
 
 def _is_number(text: str) -> bool:

@@ -3,16 +3,12 @@
 Neighbours in a tar whose names are the same up to the first dot of the last part are one sample:
 
     train-000.tar:  cat01.jpg  cat01.cls  dog07.jpg  dog07.cls  ...
-
-What lies where in a tar is kept in the cache folder of this host; nothing is written beside it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import reprlib
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +21,7 @@ from typing import Any
 from gpupool.core.errors import DataError, DataNotFoundError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import without_controls
-from gpupool.data.datastores.base import Datastore
+from gpupool.data.datastores.base import Datastore, Files, Row
 from gpupool.data.datastores.images import (
     IMAGE_EXTENSIONS,
     OTHER_EXTENSIONS,
@@ -33,21 +29,17 @@ from gpupool.data.datastores.images import (
     warn_left_out,
     warn_of_pictures,
 )
-from gpupool.data.datastores.labels import Labels, labelled
-from gpupool.data.datastores.table import Files, Row
+from gpupool.data.datastores.labels import Labels
 from gpupool.data.stores.cache import cache_folder, kept
 from gpupool.data.stores.folder import FileRef, Folder, Source
 from gpupool.data.stores.threads import in_threads
 
-# The name up to the first dot of its last part.
-_KEY = re.compile(r"((?:.*/|)[^.]+)[.][^/]*", re.DOTALL)
 _AT_ONCE = 16  # tars
 _RANGE_BYTES = 1 << 22  # what a store sends in the time of another request, about
 _KEPT_BYTES = 1 << 30  # of indices
-_MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
-_MAX_TEXT_BYTES = 1 << 24  # a member larger than this is no label
+_MAX_TEXT_BYTES = 1 << 14  # of names, attributes, labels; Python takes seconds for hostile ones
 _COMPRESSED = {".bz2", ".gz", ".tgz", ".xz", ".zst"}
-Sample = tuple[str, int, int, str]  # the name of its image, where that starts, its size; the label
+Sample = tuple[str, int, int, str | None]  # of an image: name, start, size; and the label beside
 Found = tuple[list[Sample], list[str]]  # of a tar; and the names of other pictures
 
 
@@ -63,11 +55,11 @@ class TarDatastore(Datastore):
     Args:
         url: a folder whose .tar files at any depth are meant, a tar, or several: a last part with
             `*`. Any fsspec URL.
-        labels: ".cls": the text of the sample's member of that name; ".json:field": a field of it;
-            "foldernames", a function or a table as of `ImageDatastore`, where an image's path is
-            its name in the tar, and its URL that of the tar with the name behind it.
-        classes, storage_options: as of `ImageDatastore`.
+        labels: ".cls": the text of the sample's member of that name; or as of `ImageDatastore`,
+            where an image's path is its name in the tar, and its URL that of the tar with the name
+            behind it.
         extensions: of the members to take; one image in each sample.
+        storage_options: for the file system of `url`.
 
     Raises DataNotFoundError, CredentialsError or DataError if there is no tar or no image, a tar is
     damaged, or a sample has no label; OptionsError for what is no label.
@@ -78,16 +70,14 @@ class TarDatastore(Datastore):
         url: str,
         *,
         labels: Labels = ".cls",
-        classes: Sequence[str] | None = None,
         extensions: str | Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         tars = _find_tars(os.fspath(url), dict(storage_options or {}))
-        where = labels if isinstance(labels, str) and labels.startswith(".") else ""
         extensions = [extensions] if isinstance(extensions, str) else extensions
         endings = tuple(extension.lower() for extension in extensions)
-        rows, texts, left = list[Row](), list[str](), list[str]()
-        index = in_threads(partial(_kept_samples, endings=endings, where=where), tars, _AT_ONCE)
+        rows, texts, left = list[Row](), list[str | None](), list[str]()
+        index = in_threads(partial(_kept_samples, endings=endings), tars, _AT_ONCE)
         with progress("Reading headers", len(tars), "tars") as bar:
             for number, (samples, others) in enumerate(index):
                 left += others
@@ -102,9 +92,17 @@ class TarDatastore(Datastore):
                 f"{', '.join(extensions)}",
                 "nothing",
             )
-        files, paths = Files.of(tars, rows), [row[-1] for row in rows]
-        known = texts if where else None
-        super().__init__(*labelled(files, paths, labels, classes, known))
+        files = Files.of(tars, rows)
+        are_beside = isinstance(labels, str) and labels == ".cls"
+        if are_beside and None in texts:
+            url = files.url(texts.index(None))
+            raise DataError(
+                f"{url} has no .cls beside it; say what its class is: labels= a function of this "
+                'URL, or "foldernames"',
+                "no label",
+                url=url,
+            )
+        self._fill(files, labels, texts if are_beside else ())
 
 
 @dataclass(frozen=True)
@@ -149,25 +147,25 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
     return tars
 
 
-def _kept_samples(tar: Tar, endings: tuple[str, ...], where: str) -> Found:
+def _kept_samples(tar: Tar, endings: tuple[str, ...]) -> Found:
     """As `_samples`; from the cache folder, if the tar has a version and was read before."""
     url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
     if not version:
-        return _samples(tar, endings, where)
-    key = "\0".join([url, f"{size} {version}", where, *endings])
+        return _samples(tar, endings)
+    key = "\0".join([url, f"{size} {version}", *endings])
 
     def read() -> bytes:
-        return json.dumps(_samples(tar, endings, where)).encode()
+        return json.dumps(_samples(tar, endings)).encode()
 
     found: Found = json.loads(kept(cache_folder("tars"), _KEPT_BYTES, key, read))
     return found
 
 
-def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> Found:
-    """The image of each sample of a tar that has one; its label lies `where`, "" for nowhere.
+def _samples(tar: Tar, endings: tuple[str, ...]) -> Found:
+    """The image of each sample of a tar that has one, with the text of its .cls, if it has that.
 
-    Raises DataError if the tar is damaged or compressed, or a sample has several images or none of
-    the labels; and what `Source.read` raises.
+    Raises DataError if the tar is damaged or compressed, or a sample has several images; and what
+    `Source.read` raises.
     """
     url, samples, others = tar.source.name(tar.file.path), list[Sample](), list[str]()
     try:
@@ -186,8 +184,12 @@ def _samples(tar: Tar, endings: tuple[str, ...], where: str) -> Found:
                         "several images",
                         url=tar.name(key),
                     )
+                text = sample.get(f"{key}.cls".lower())
                 for image in images:
-                    label = _label(tar, file, key, sample, where) if where else ""
+                    label = None
+                    if text is not None:
+                        content: bytes = file.at(text.offset_data, text.size)
+                        label = content.decode(errors="replace").strip()
                     samples.append((image.name, image.offset_data, image.size, label))
             # tarfile takes a header that is damaged or cut off for the end, without a word
             if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
@@ -219,34 +221,10 @@ def _regular(opened: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _key_of(member: tarfile.TarInfo) -> str:
-    match = _KEY.fullmatch(member.name)
-    return match[1] if match else ""
-
-
-def _label(
-    tar: Tar, file: _Headers, key: str, sample: Mapping[str, tarfile.TarInfo], where: str
-) -> str:
-    """The label of a sample, in its member with that suffix."""
-    suffix, _, field = where.partition(":")
-    member = sample.get(f"{key}{suffix}".lower())
-    if member and member.size > _MAX_TEXT_BYTES:
-        raise tarfile.ReadError(f"the label {member.name} has {member.size:,} bytes")
-    try:
-        content = file.at(member.offset_data, member.size) if member else b""
-        text = content.decode(errors="replace")
-        label = json.loads(text)[field] if field else text.strip()
-        # A bool is an int for Python, but nobody means a class "True".
-        if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-            raise TypeError(f"{reprlib.repr(label)} is no label")
-        return str(label)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        url = tar.name(f"{key}{suffix}")
-        raise DataError(
-            f"{url} is missing, or holds no label ({type(error).__name__}: {error}); say where the "
-            'labels are: labels=".cls", ".json:field", "foldernames", ...',
-            "no label",
-            url=url,
-        ) from None
+    """The name up to the first dot of its last part; "" for what is part of no sample."""
+    folder, slash, file = member.name.rpartition("/")
+    stem, dot, _ = file.partition(".")
+    return f"{folder}{slash}{stem}" if stem and dot else ""
 
 
 class _Headers:
@@ -267,14 +245,14 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         """The bytes of a header, fewer only at the end."""
-        if not 0 <= size <= _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size:,} bytes")
         data = self.at(self._position, size)
         self._position += len(data)
         return data
 
     def at(self, position: int, size: int) -> bytes:
         """The bytes from a position on, fewer only at the end."""
+        if not 0 <= size <= _MAX_TEXT_BYTES:
+            raise tarfile.ReadError(f"a header or label of {size:,} bytes")
         end = min(position + size, self._tar.file.size)
         if not self._start <= position <= end <= self._start + len(self._data):
             self._start = position

@@ -4,7 +4,8 @@ imports torch when it reads them."""
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.core.formatting import text_table
+from gpupool.core.formatting import Table
 from gpupool.core.progress import progress
 from gpupool.data.reading.samples import tried
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _SIDE = 128  # pixels of the longer side of a small picture, at most
 _MOST = 200  # pictures that a page should hold
-_SHOWN = 50  # images that cannot be used
+_SHOWN = 50  # images that cannot be used: a page should hold them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,17 @@ class Picture:
     width: int = 0
     height: int = 0
     problem: str = ""
+
+    @classmethod
+    def of(cls, pixels: NDArray[np.uint8], label: str, url: str) -> Picture:
+        """One of pixels (height, width, 3), or of grey ones (height, width)."""
+        from PIL import Image
+
+        picture, file = Image.fromarray(pixels), io.BytesIO()
+        width, height = picture.size
+        picture.thumbnail((_SIDE, _SIDE))  # never enlarged
+        picture.save(file, "PNG")
+        return cls(file.getvalue(), label, url, width, height)
 
 
 class Preview(tuple[Picture, ...]):
@@ -67,15 +79,9 @@ def make_preview(dataset: Any, num_images: int) -> Preview:
     chosen = order[np.argsort(turn, kind="stable")][:num_images].tolist()
 
     def small(place: int, fetched: Any) -> Picture:
-        from PIL import Image
-
         image: torch.Tensor = dataset.decode(place, fetched)[0]
-        _, height, width = image.shape
-        picture, file = Image.fromarray(image.permute(1, 2, 0).numpy()), io.BytesIO()
-        picture.thumbnail((_SIDE, _SIDE))  # never enlarged
-        picture.save(file, "PNG")
-        label, url = dataset.label(place), dataset.name(place)
-        return Picture(file.getvalue(), label, url, width, height)
+        pixels = image.permute(1, 2, 0).numpy()
+        return Picture.of(pixels, dataset.label(place), dataset.name(place))
 
     pictures = [
         Picture(b"", dataset.label(place), dataset.name(place), problem=made.reason)
@@ -87,67 +93,38 @@ def make_preview(dataset: Any, num_images: int) -> Preview:
     return Preview(pictures, f"{shown}{dataset!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class BadSample:
-    """One image that cannot be used: its place in the datastore, its class, and the `reason` of its
-    SampleError ("missing", "damaged" ...), of which `detail` says more.
+@dataclass(frozen=True, repr=False, eq=False)
+class CheckResult(Table):
+    """The first 50 images that cannot be used: URL, class, the `reason` of the SampleError and its
+    text. `good` has for each image whether it can be used, as `ds.subset` takes it.
     """
 
-    index: int
-    url: str
-    label: str
-    reason: str
-    detail: str
-
-
-class CheckResult(tuple[BadSample, ...]):
-    """The images that cannot be used, of `num_checked` that were read; shows as a table."""
-
-    HEADER = ("image", "class", "reason", "what is wrong")
-    num_checked: int
-
-    def __new__(cls, bad: Iterable[BadSample] = (), num_checked: int = 0) -> CheckResult:
-        result = super().__new__(cls, bad)
-        result.num_checked = num_checked
-        return result
-
-    @property
-    def good(self) -> NDArray[np.bool_]:
-        """For each image whether nothing is wrong with it, as `ds.subset` takes it."""
-        good = np.ones(self.num_checked, bool)
-        good[[bad.index for bad in self]] = False
-        return good
-
-    def shown(self) -> tuple[str, Sequence[tuple[str, ...]]]:
-        """What a view shows: one sentence, and as many rows, as `HEADER` says, as fit."""
-        if not self:
-            return f"All {self.num_checked:,} images can be read.", []
-        reasons = [bad.reason for bad in self]
-        kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
-        counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
-        more = f" The first {_SHOWN}:" if len(self) > _SHOWN else ""
-        rows = [(b.url, b.label, b.reason, b.detail) for b in self[:_SHOWN]]
-        summary = f"{len(self):,} of {self.num_checked:,} images cannot be used: {counted}."
-        return summary + more, rows
+    good: NDArray[np.bool_]
 
     def __repr__(self) -> str:
-        summary, rows = self.shown()
-        return f"{summary}\n{text_table([self.HEADER, *rows])}" if rows else summary
+        return f"{self.title}\n{super().__repr__()}" if self.rows else self.title
 
 
 def check(dataset: Any) -> CheckResult:
     """Read and decode every sample of a datastore once, many at a time; see `Datastore.check`."""
-    bad = []
+    good, rows, places = np.ones(len(dataset), bool), [], range(len(dataset))
 
     def decode(place: int, fetched: Any) -> None:
         dataset.decode(place, fetched)  # what it gives would fill the memory
 
     with progress("Checking", len(dataset), "images") as bar:
-        for place, error in enumerate(tried(range(len(dataset)), dataset.fetch, decode)):
+        for place, error in zip(places, tried(places, dataset.fetch, decode), strict=True):
             if error is not None:
+                good[place] = False
                 # The table has a column for the URL.
                 detail = str(error).removeprefix(error.url).strip()
-                name, label = dataset.name(place), dataset.label(place)
-                bad.append(BadSample(place, name, label, error.reason, detail))
+                rows.append((dataset.name(place), dataset.label(place), error.reason, detail))
             bar.advance()
-    return CheckResult(bad, len(dataset))
+    title = f"All {len(dataset):,} images can be read."
+    if rows:
+        reasons = Counter(sorted(reason for _, _, reason, _ in rows)).most_common()
+        counted = ", ".join(f"{number:,} {reason}" for reason, number in reasons)
+        title = f"{len(rows):,} of {len(dataset):,} images cannot be used: {counted}."
+        title += f" The first {_SHOWN}:" if len(rows) > _SHOWN else ""
+    columns = ("image", "class", "reason", "what is wrong")
+    return CheckResult(title, columns, tuple(rows[:_SHOWN]), good)

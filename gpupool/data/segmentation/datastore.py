@@ -1,8 +1,4 @@
-"""Images with a class for each pixel, for semantic segmentation. Runs anywhere; no torch at import.
-
-Made in the notebook, where it lists the files once; travels to the engines by pickle, where it
-reads them.
-"""
+"""Pairs of an image and a mask, for semantic segmentation. Runs anywhere; no torch at import."""
 
 from __future__ import annotations
 
@@ -10,9 +6,12 @@ import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.core.options.datasets import NO_CLASS
@@ -21,21 +20,17 @@ from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.images import IMAGE_EXTENSIONS, find_files, table
 from gpupool.data.datastores.views import Preview, make_preview
 from gpupool.data.reading.samples import Draw, tried
-from gpupool.data.segmentation.masks import (
-    NUM_IDS,
-    MaskClasses,
-    decode_mask,
-    laid_over,
-    transformed,
-)
-from gpupool.data.segmentation.patches import RandomPatches
+from gpupool.data.segmentation.patches import RandomPatches, transformed
 from gpupool.data.stores.folder import FileRef, Folder
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 MASK_EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".webp")
 _SHOWN = 3
+_NUM_IDS = 2**16
+_NUM_COLOURS = 2**24
 Match = str | Callable[[str], str]
 
 
@@ -104,10 +99,7 @@ class SegmentationDatastore(Datastore):
         return f"{type(self).__name__}({len(self):,} pairs, {classes}{self.url})"
 
     def fetch(self, index: int) -> tuple[bytes, ...]:
-        """The bytes of image and mask. Waits; may be called from many threads.
-
-        Raises SampleError, CredentialsError or DataError.
-        """
+        """The bytes of image and mask: see `Samples`."""
         row = self._row(index)
         return tuple(files.read(row) for files in self.files)
 
@@ -131,11 +123,7 @@ class SegmentationDatastore(Datastore):
         return image, mask
 
     def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """Image and mask that `fetch(index)` has read; computes, in several threads at once.
-
-        `draw` keys the random numbers of the transform. Raises SampleError naming the file that is
-        damaged, and what the transform raises.
-        """
+        """Image and mask that `fetch(index)` has read: see `Samples`."""
         from gpupool.data.reading.augmentation import keyed_draws
 
         image, mask = self.pixels(index, fetched)
@@ -144,11 +132,14 @@ class SegmentationDatastore(Datastore):
             return transformed(self.transform, self.name(index), image, mask.long())
 
     def with_classes(self, classes: Sequence[str]) -> Self:
-        """The same pairs, with the indices that their classes have among `classes`.
-
-        Raises OptionsError if these lack a class, or where masks hold the indices.
-        """
-        return self._with(mask_classes=self.mask_classes.among(classes))
+        """The same pairs. Raises OptionsError if `classes` do not begin with theirs, in order."""
+        if not self.classes or list(classes[: len(self.classes)]) != self.classes:
+            own = self.classes or "the numbers they hold"
+            raise OptionsError(
+                f"the masks count their classes as {own}, not as {list(classes)!r}; make the "
+                "datastore with classes= in that order"
+            )
+        return self
 
     def count_each_label(self) -> dict[str, int]:
         """How many pixels each class has, in the order of `classes`; reads every mask once.
@@ -156,7 +147,7 @@ class SegmentationDatastore(Datastore):
         Where masks hold indices, their names are "0", "1", ... up to the largest there is. Pixels
         of no class are not counted.
         """
-        masks, total = self.files[1], np.zeros(NUM_IDS, np.int64)
+        masks, total = self.files[1], np.zeros(_NUM_IDS, np.int64)
 
         def count(row: int, data: bytes) -> Any:
             pixels = decode_mask(data, masks.url(row), self.mask_classes).numpy()
@@ -220,3 +211,104 @@ def _matched(
     images, masks = files
     mask_of = {key_of(mask): mask for mask in masks}
     return list(images), [mask_of[key_of(image)] for image in images]
+
+
+# ---- masks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskClasses:
+    """What the pixels of masks mean: of each id or colour (0xRRGGBB) the index of its class.
+
+    Without names, pixels are the indices themselves.
+    """
+
+    names: tuple[str, ...] = ()
+    meaning: tuple[tuple[int, int], ...] = ()
+    are_colours: bool = False
+
+    @classmethod
+    def of(cls, classes: Mapping[str, Any] | None) -> MaskClasses:
+        """What a user gave: see `SegmentationDatastore`.
+
+        Raises OptionsError for anything else, and for an id or colour of two classes.
+        """
+        if classes is None:
+            return cls()
+        given = list(classes.values()) if isinstance(classes, Mapping) else []
+        listed = [value if isinstance(value, list) else [value] for value in given]
+        meaning = [(_number(one), place) for place, ones in enumerate(listed) for one in ones]
+        numbers = [number for number, _ in meaning]
+        kinds = {isinstance(one, tuple) for ones in listed for one in ones}
+        is_odd = [] in listed or len(kinds) != 1 or -1 in numbers
+        if is_odd or len(set(numbers)) < len(numbers):
+            raise OptionsError(
+                f"classes={classes!r} must map each name to an id in 0..65535, or each to a colour "
+                "(red, green, blue) in 0..255, or to a list of several, and none to two; or be None"
+            )
+        return cls(tuple(classes), tuple(meaning), are_colours=kinds.pop())
+
+
+@lru_cache(maxsize=4)
+def _table(classes: MaskClasses) -> NDArray[np.int16]:
+    """From each possible value to its class: 32 MiB for colours, once in a process."""
+    table = np.full(_NUM_COLOURS if classes.are_colours else _NUM_IDS, NO_CLASS, np.int16)
+    for value, place in classes.meaning:
+        table[value] = place
+    return table
+
+
+def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
+    """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
+
+    Pixels of no class are -100. Raises SampleError as `open_image`, and if the file has colours
+    where ids are expected.
+    """
+    import torch
+
+    from gpupool.data.reading.decode import open_image
+
+    with open_image(data, name, "a mask") as image:
+        values = _values(image, classes)
+    if classes.names:
+        return torch.from_numpy(_table(classes)[values])
+    # int16 holds ids of 8 bits, but not all of 16.
+    return torch.from_numpy(values.astype(np.int16 if values.dtype.itemsize == 1 else np.int32))
+
+
+def _values(image: Image.Image, classes: MaskClasses) -> NDArray[Any]:
+    """The ids or colours of the pixels, as integers."""
+    if classes.are_colours:
+        red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int32), -1, 0)
+        joined: NDArray[np.int32] = red << 16 | green << 8 | blue
+        return joined
+    if len(image.getbands()) > 1 or image.mode == "F":
+        raise ValueError(
+            f"it has several channels, or fractions ({image.mode}); give classes= from names to "
+            "colours, or store ids as a grey or palette PNG"
+        )
+    values = np.asarray(image)
+    if values.dtype.kind == "b":  # of mode "1"
+        return values.astype(np.uint8)
+    # Mode "I" has 32 bits: such an id would lie outside of the table.
+    if values.size and not 0 <= int(values.min()) <= int(values.max()) < _NUM_IDS:
+        raise ValueError("its ids are not in 0..65535")
+    return values
+
+
+def _number(value: Any) -> int:
+    """An id, or a colour as 0xRRGGBB; -1 for what is neither."""
+    is_colour = isinstance(value, tuple) and len(value) == 3
+    parts, below = (value, 256) if is_colour else ((value,), _NUM_IDS)
+    # True and False are ints for Python, but nobody means them as ids.
+    if not all(type(part) is int and 0 <= part < below for part in parts):
+        return -1
+    return int.from_bytes(value) if is_colour else int(value)
+
+
+def laid_over(image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The image with a colour for each class laid over it, and the mask; class 0 stays as it is."""
+    import torch
+
+    colour = 255 * (mask >> torch.arange(3)[:, None, None] & 1)  # red, green, yellow, blue, ...
+    return torch.where(mask > 0, (image + colour) // 2, image).to(torch.uint8), mask

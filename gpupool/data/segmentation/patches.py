@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from gpupool.core.errors import OptionsError, SampleError
+from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.base import Sample
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, InParts
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, InParts, apply_transform
 from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
-from gpupool.data.segmentation.masks import transformed
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +34,7 @@ class RandomPatches(InParts):
     the training and the index of the sample alone; outside of a training, on the index.
     Patch p of pair i has the index `i * per_image + p`.
 
-    `pairs` is a `SegmentationDatastore`. In training, a batch mixes `open_pairs` pairs. A rank
-    reads a pair once an epoch, if at all, and holds about so many in memory.
+    `pairs` is a `SegmentationDatastore`. A rank holds about `open_pairs` of them in memory.
 
     An image smaller than the patch is an error: padding would train on pixels that are not there.
     """
@@ -68,11 +66,6 @@ class RandomPatches(InParts):
         """That of the datastore, applied to batches on the device."""
         return cast(Normalization | None, self._pairs.normalization)
 
-    def with_classes(self, classes: Sequence[str]) -> RandomPatches:
-        """The same patches, with the indices that their classes have among `classes`."""
-        pairs = self._pairs.with_classes(classes)
-        return RandomPatches(pairs, self._size, self._per_image, self._num_open)
-
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
         """In which order an epoch takes the patches: see the module."""
         draws = keyed_generator(seed, epoch)
@@ -88,10 +81,7 @@ class RandomPatches(InParts):
         return order
 
     def fetch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pixels of the pair, read and decoded once for all patches of it that come soon.
-
-        Raises SampleError if a file is damaged.
-        """
+        """The pixels of the pair, read and decoded once for all patches of it that come soon."""
         return self._open.pixels(self._pair_of(index))
 
     def decode(
@@ -158,3 +148,30 @@ class _OpenPairs:
                 pair.set_exception(error)
         image, mask = pair.result()
         return image, mask
+
+
+def transformed(
+    transform: Callable[[Any, Any], Any] | None, name: str, image: torch.Tensor, mask: torch.Tensor
+) -> tuple[Any, Any]:
+    """Image and mask after `transform(image, mask)`, which gets tv_tensors; plain tensors come out.
+
+    `name` is the image's, for what the transform raises. Raises DataError if it gives no pair.
+    """
+    if transform is None:
+        return image, mask
+    import torch
+    from torchvision import tv_tensors
+
+    # By their types torchvision v2 moves both alike, and changes colours of the image alone.
+    made = apply_transform(transform, name, tv_tensors.Image(image), tv_tensors.Mask(mask))
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise DataError(
+            f"the transform gave {type(made).__name__}; a transform of image and mask must give "
+            "a pair (image, mask)",
+            "type",
+        )
+    first, second = (
+        one.as_subclass(torch.Tensor) if isinstance(one, tv_tensors.TVTensor) else one
+        for one in made
+    )
+    return first, second

@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +28,6 @@ from gpupool.data.stores.retry import counts
 _MIN_LIMIT_GIB = 1 / 64
 _BLOCK = 4096  # bytes that a file of one byte takes on a disk
 _BLOCKS = "blocks"  # a file with one byte for each block of all others: appends need no lock
-_SEEN_S = 3600.0  # so often it is noted that a file was used
-_said: set[tuple[Path, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,9 @@ class Cache:
     It lies in a private folder below `folder`, or `cache_folder()`; make it a local disk. It is
     shared by all processes of the user on the host, and stays when they end. It also leaves 5 % of
     the disk, or 2 GiB, to others. When it is full, nothing is added; if it is full when a process
-    comes to it, the half that was not used for longest makes room. If the disk cannot be written
-    to, or read, that is said once in the log, and reading continues without. A changed file is read
-    from the store again; one without a version (no ETag) always.
+    comes to it, the older half makes room. If the disk cannot be written to, or read, that is said
+    once in the log, and reading continues without. A changed file is read from the store again; one
+    without a version (no ETag) always.
 
     Raises OptionsError for a limit too small or infinite.
     """
@@ -85,8 +82,6 @@ def kept(place: Path, limit: int, key: str, make: Callable[[], bytes]) -> bytes:
     with _faults_said(place):
         with open(path, "rb", buffering=0) as file:
             check, data = file.read(8), file.read()
-            if time.time() - os.fstat(file.fileno()).st_mtime > _SEEN_S:
-                os.utime(path)
         if xxhash.xxh3_64_digest(data) == check:
             counts.add(cached_reads=1)
             return data
@@ -130,11 +125,11 @@ def _room(place: Path, limit: int) -> int:
 
 
 def _sweep(place: Path, most: int) -> None:
-    """Remove what was not used for longest, until at most so many bytes are there."""
+    """Remove what is there for longest, until at most so many bytes are left."""
     files = [(path.stat(), path) for path in place.glob("??/*")]
-    used = [(status.st_mtime, status.st_size // _BLOCK + 1, path) for status, path in files]
-    num_blocks = sum(one[1] for one in used)
-    for _, size, path in sorted(used):
+    there = [(status.st_mtime, status.st_size // _BLOCK + 1, path) for status, path in files]
+    num_blocks = sum(one[1] for one in there)
+    for _, size, path in sorted(there):
         if num_blocks * _BLOCK > most:
             path.unlink(missing_ok=True)
             num_blocks -= size
@@ -149,15 +144,17 @@ def _faults_said(place: Path) -> Iterator[None]:
     except FileNotFoundError:  # not there yet; and somebody may remove all of it at any time
         pass
     except (OSError, DataError) as error:
-        why = str(getattr(error, "strerror", None) or error)
-        if (place, why) not in _said:
-            _said.add((place, why))
-            logging.getLogger("gpupool").warning(
-                "the cache in %s cannot be used (%s); reading continues from the store. "
-                "Make room there, or give ds.cached() another folder=.",
-                place,
-                why,
-            )
+        _say(place, str(getattr(error, "strerror", None) or error))
+
+
+@functools.cache
+def _say(place: Path, why: str) -> None:
+    logging.getLogger("gpupool").warning(
+        "the cache in %s cannot be used (%s); reading continues from the store. "
+        "Make room there, or give ds.cached() another folder=.",
+        place,
+        why,
+    )
 
 
 # ---- where it lies -------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ meaning, and its error the one that is told.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from gpupool.data.stores.threads import in_threads
 
 Entry = dict[str, Any]  # obstore's ObjectMeta: "path", "size", "e_tag"
 # Changing one of them changes which keys and which server s3fs would find.
@@ -192,30 +194,22 @@ def find(
     listed at the same time. `done` keeps what was found: another try, after an error, asks for the
     rest.
     """
-    from fsspec.asyn import get_loop, sync
+    top = store.list_with_delimiter(prefix or None)
+    folders = [f"{one.rstrip('/')}/" for one in top["common_prefixes"]]
 
-    gate = asyncio.Semaphore(_AT_ONCE)
-
-    async def list_below(folder: str) -> None:
-        async with gate:
+    def list_below(folder: str) -> list[Entry]:
+        if folder not in done:
             found: list[Entry] = []
-            async for page in store.list(folder, chunk_size=_PAGE):
+            for page in store.list(folder, chunk_size=_PAGE):
                 found += page
-                on_progress(len(found) + sum(map(len, done.values())))
+                on_progress(len(found) + sum(map(len, list(done.values()))))
             # Of a key that ends in "/", as the folder's own may, obstore leaves the "/" out.
             done[folder] = [one for one in found if len(one["path"]) > len(folder)]
-
-    async def list_all() -> list[Entry]:
-        top = await store.list_with_delimiter_async(prefix or None)
-        folders = [f"{one.rstrip('/')}/" for one in top["common_prefixes"]]
-        tasks = [list_below(one) for one in folders if one not in done]
-        for failed in await asyncio.gather(*tasks, return_exceptions=True):
-            if failed is not None:
-                raise failed
-        return [*top["objects"], *(one for folder in folders for one in done[folder])]
+        return done[folder]
 
     skip = len(prefix)
-    found = [one for one in sync(get_loop(), list_all) if len(one["path"]) > skip]
+    below = chain.from_iterable(in_threads(list_below, folders, _AT_ONCE))
+    found = (one for one in chain(top["objects"], below) if len(one["path"]) > skip)
     return [(one["path"][skip:], one["size"], _etag(one)) for one in found]
 
 

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from gpupool.core.errors import SampleError
 from gpupool.data.reading.decode import decode
-from gpupool.data.segmentation.masks import MaskClasses, decode_mask
+from gpupool.data.segmentation.datastore import MaskClasses, decode_mask
 from tests.support.raising import raises
 
 WIDTH, HEIGHT = 48, 32

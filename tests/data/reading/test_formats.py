@@ -16,7 +16,7 @@ from PIL import Image
 
 from gpupool.core.errors import SampleError
 from gpupool.data.reading.decode import FORMATS, decode
-from gpupool.data.segmentation.masks import MaskClasses, decode_mask
+from gpupool.data.segmentation.datastore import MaskClasses, decode_mask
 from tests.support.raising import raises
 
 Image.init()

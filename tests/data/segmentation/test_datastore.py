@@ -19,8 +19,7 @@ from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
 from gpupool.data.reading.samples import Draw, Samples
-from gpupool.data.segmentation.datastore import SegmentationDatastore
-from gpupool.data.segmentation.masks import MaskClasses, decode_mask
+from gpupool.data.segmentation.datastore import MaskClasses, SegmentationDatastore, decode_mask
 from gpupool.data.segmentation.patches import RandomPatches
 from tests.support.raising import raises
 
@@ -99,6 +98,8 @@ def test_pixels_are_counted(ds: SegmentationDatastore, folder: Path) -> None:
     assert pixels == {"even": int((known % 2 == 0).sum()), "odd": int((known % 2).sum())}
     as_is = on_disk(folder).subset([2]).count_each_label()
     assert as_is == {str(value): int((mask_of(2) == value).sum()) for value in range(12)}
+    with raises(OptionsError, "['even']"):
+        on_disk(folder).with_classes(["even"])
     unused = on_disk(folder, classes={"none": 99, "more": 100}).count_each_label()
     assert unused == {"none": 0, "more": 0}
 
@@ -155,7 +156,8 @@ def test_bad_pairs_are_found(folder: Path) -> None:
     (folder / "images" / "1" / "3.png").write_bytes(b"text")
     ds = on_disk(folder)
     result = ds.check()
-    assert [(bad.index, bad.reason) for bad in result] == [(n, "damaged") for n in (0, 1, 3)]
+    assert np.flatnonzero(~result.good).tolist() == [0, 1, 3]
+    assert {reason for _, _, reason, _ in result.rows} == {"damaged"}
     with raises(SampleError, "masks/0/1.png", "10 x 60", "0/1.png "):
         ds[1]
     with raises(SampleError, "masks/0/0.png"):
@@ -246,7 +248,6 @@ RGB = Image.fromarray(np.array([[COLOURS[int(v)] for v in row] for row in IDS], 
         (RGB.convert("RGBA"), BY_COLOUR, BY_PIXEL),
         (GREY, None, IDS.tolist()),
         (PALETTE, None, IDS.tolist()),
-        (GREY.convert("LA"), None, IDS.tolist()),
         (Image.fromarray(WIDE), None, WIDE.tolist()),
         (Image.fromarray(IDS > 7), None, (IDS > 7).astype(int).tolist()),
         (Image.fromarray(WIDE), {"a": 700}, [[-100, 0, -100], [-100, -100, 0]]),
@@ -267,8 +268,9 @@ def test_pixels_become_classes(image: Image.Image, classes: Any, expected: Any) 
         (saved(RGB), "(RGB); give classes="),
         (saved(Image.new("I", (2, 2), 70_000), "TIFF"), " 0..65535"),
         (saved(Image.new("F", (2, 2)), "TIFF"), "(F); give classes="),
+        (saved(GREY.convert("LA")), "(LA); give classes="),
     ],
-    ids=["text", "cut late", "colours", "large ids", "float"],
+    ids=["text", "cut late", "colours", "large ids", "float", "alpha"],
 )
 def test_a_bad_mask_is_named(data: bytes, shown: str) -> None:
     url = "s3://b/1.png"

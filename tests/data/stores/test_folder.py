@@ -92,20 +92,11 @@ def test_faults_are_one_sentence(url: str, kind: str, shown: str) -> None:
         Folder(url).list_files()
 
 
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("ftp://user:hidden@host/in", "ftp://***@host/in"),
-        (
-            "zip://::https://h/a.zip?X-Amz-Signature=hidden",
-            "zip://::https://h/a.zip?X-Amz-Signature=***",
-        ),
-        ("https://h/in?sv=1&sig=hidden%2F&se=2", "https://h/in?sv=1&sig=***&se=2"),
-    ],
-)
-def test_what_a_url_holds_is_not_shown(url: str, shown: str) -> None:
+def test_what_a_url_holds_is_not_shown() -> None:
+    url = "https://user:hidden@host/in?sv=1&X-Amz-Signature=hidden%2F&se=2"
     folder = Folder(url)
-    assert (folder.url, folder.shown_url) == (url, shown)
+    assert folder.url == url
+    assert folder.shown_url == "https://***@host/in?sv=1&X-Amz-Signature=***&se=2"
     assert "hidden" not in repr(folder) + folder.name("a.jpg")
     with raises(OptionsError, "***@host/in"):
         Folder("s3:/user:hidden@host/in")

@@ -97,21 +97,12 @@ def test_samples_are_drawn_in_proportion_to_their_weights() -> None:
     assert order(once, 1) == order(once, 2) == order(options, 1)
 
 
-class Columns(dict[str, list[int]]):
-    """As Hugging Face's data sets: columns by name."""
-
-    column_names = ("label",)
-
-    def __len__(self) -> int:
-        return len(self["label"])
-
-
 def test_balanced_gives_each_class_the_same_weight() -> None:
     labels = [0] * 90 + [1] * 9 + [2]
     tensors, labelled = TensorDataset(torch.zeros(100, 2), torch.tensor(labels)), Points(100)
     labelled.targets = torch.tensor(labels)  # type: ignore[attr-defined]
     part = Subset(Subset(tensors, range(100)), range(100))
-    for data in (tensors, labelled, part, Columns(label=labels)):
+    for data in (tensors, labelled, part):
         found = sampling.with_data(TrainingOptions(weights="balanced"), data).weights
         assert found == pytest.approx([1 / 90] * 90 + [1 / 9] * 9 + [1.0])
 

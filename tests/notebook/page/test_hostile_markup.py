@@ -20,7 +20,7 @@ from gpupool.notebook.cells.picture import errors_html, result_html
 from gpupool.notebook.monitor import picture, result_view
 from gpupool.notebook.monitor.curves import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
-from gpupool.notebook.page import progress_view
+from gpupool.notebook.page import markup, progress_view
 from gpupool.training.inference import ConfusionMatrix
 from tests.data.pictures import image_file
 
@@ -127,6 +127,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
 
 def test_data_sets(data: ImageDatastore) -> None:
     assert_harmless(objects.preview_html(data.preview()))
+    assert_harmless(markup.table_html(data.check()))
 
 
 @pytest.mark.parametrize("num_classes", [2, 60])
