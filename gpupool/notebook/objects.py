@@ -12,28 +12,70 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.core.formatting import format_ranks
-from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.gpus import GpuTable, use_of
+from gpupool.core.machine.topology import Gpu
 from gpupool.core.wire.values import ValueInfo
 from gpupool.notebook.page import markup
+from gpupool.notebook.page.markup import Html
 from gpupool.pool.variables.composite import Composite, handles_of, key_of
 from gpupool.spmd.output import fold
 
-_GPU_COLUMNS = (
-    *("index", "name", "memory", "utilization", "temperature"),
-    *("available", "selected", "held by"),
+_GPU_COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
+_GPU_CELL = ";vertical-align:top;white-space:nowrap"
+_TROUGH = (
+    "height:6px;min-width:64px;border-radius:3px;margin-top:3px;overflow:hidden;"
+    "background:rgba(128,128,128,.25)"
 )
+_BLUE = "#0072bd"
+_FULL, _NEARLY = 0.9, 0.7  # of the memory: from there on red, amber
 _TILE = "margin:4px;width:132px;display:inline-block;vertical-align:top;text-align:center"
 _PICTURE = "width:128px;height:96px;object-fit:contain"
 _NAME = "overflow:hidden;text-overflow:ellipsis;white-space:pre;font-size:12px"
 _TEXT_CHARS = 200  # of a rank's value
 
 
+# ---- the GPUs of this machine --------------------------------------------------------------------
+
+
 def gpu_table_html(table: GpuTable) -> str:
-    """The GPU table, or why there is no GPU and what a pool uses."""
+    """The GPU table with bars for memory and load, or why there is no GPU and what a pool uses."""
     if not table:
         return markup.card(markup.muted(table.none))
-    rows = [[row[column] for column in _GPU_COLUMNS] for row in table.rows()]
-    return markup.card(markup.scroller(markup.table(_GPU_COLUMNS, rows), "GPUs"))
+    rows = [_gpu_cells(gpu, row, table) for gpu, row in zip(table, table.rows(), strict=True)]
+    return markup.card(markup.scroller(markup.table(_GPU_COLUMNS, rows, _GPU_CELL), "GPUs"))
+
+
+def _gpu_cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> list[str]:
+    """The cells of a row, in the order of `_GPU_COLUMNS`."""
+    used, total, load = gpu.used_memory_bytes, gpu.total_memory_bytes, gpu.utilization_percent
+    rank, use = table.selected.get(gpu.uuid), use_of(gpu, gpu.uuid in table.selected)
+    share = used / total if used is not None and total else None
+    # Green stands for what a pool can have, so not for memory of a GPU that others use.
+    colour = markup.AMBER if use or (share or 0) >= _NEARLY else markup.GREEN
+    colour = markup.RED if (share or 0) >= _FULL else colour
+    badges = markup.badge(rank, _BLUE) if rank is not None else ""
+    badges += markup.badge(use, markup.AMBER) if use else ""
+    free = markup.badge("available", markup.GREEN)
+    return [
+        row["index"],
+        row["name"],
+        _meter(share, row["memory"], colour),
+        _meter(None if load is None else load / 100, row["utilization"], _BLUE),
+        row["temperature"],
+        Html(badges or (markup.muted(f"no: {gpu.unavailable}") if gpu.unavailable else free)),
+        Html("<br>".join(escape(str(process)) for process in gpu.processes) or "-"),
+    ]
+
+
+def _meter(share: float | None, text: str, colour: str) -> Html:
+    """A text over a bar that shows the share; the text alone where nobody knows it."""
+    if share is None:
+        return Html(escape(text))
+    bar = f'<div style="height:6px;width:{100 * min(share, 1):.0f}%;background:{colour}"></div>'
+    return Html(f'{escape(text)}<div style="{_TROUGH}">{bar}</div>')
+
+
+# ---- what a datastore holds ----------------------------------------------------------------------
 
 
 def preview_html(preview: Any) -> str:

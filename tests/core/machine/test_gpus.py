@@ -13,6 +13,7 @@ import pytest
 from gpupool.core.machine import gpus as module
 from gpupool.core.machine.gpus import GpuTable, discover, read_gpus, use_of
 from gpupool.notebook.objects import gpu_table_html
+from gpupool.notebook.page import markup
 from tests.servers.nvidia_driver import (
     GIB,
     LOST,
@@ -49,7 +50,10 @@ def test_who_uses_a_gpu(driver: DriverOn) -> None:
     assert list(map(use_of, gpus)) == expected
     assert "57.0 of 141.0 GiB" in repr(GpuTable(gpus))
     free, used, *_ = gpu_table_html(GpuTable(gpus)).split("</tr>")[1:]
-    assert (">yes<" in free, ">yes<" in used) == (True, False)
+    assert ">available<" in free
+    assert markup.AMBER not in free
+    assert f"1px solid {markup.AMBER}" in used
+    assert "available" not in used
     # what a rank of this notebook has is its own, perhaps unseen; not so what is shared by --force
     ours = GpuTable(gpus, {one.uuid: f"rank {one.index}" for one in gpus})
     uses = [use_of(one, one.uuid in ours.selected) for one in gpus]
