@@ -7,12 +7,11 @@ its last checkpoint, if that is wanted.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from gpupool.core.wire.requests import Stop, Waits
 from gpupool.core.wire.state_dicts import load
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
-from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
+from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.training.doctor import Diagnosis, diagnose
 from gpupool.training.history import TrainingHistory
@@ -51,8 +50,7 @@ Listener = Callable[[TrainingHistory], None]
 class TrainingRun:
     """A training that continues in the background: a future with a live history.
 
-    `run.result()` waits for it, and so does `await run`, which lets other cells run meanwhile; to
-    cancel that leaves the training alone.
+    `run.result()` waits for it.
 
     Args:
         show: called with this run before the ranks start, to add listeners.
@@ -89,7 +87,6 @@ class TrainingRun:
         self._trial = current.trial.get()  # of a sweep
         self._end: events.EndEvent | None = None  # told when the weights are there
         self._over: Future[None] = Future()
-        self._over.set_running_or_notify_cancel()  # to cancel what waits for it is no end
         self._stopping = self._aborting = False
         self._last_step = -1  # of the newest checkpoint when a rank died
         self._weights_path = pool.engines.new_file("weights.pt")
@@ -152,7 +149,7 @@ class TrainingRun:
         Raises:
             SpmdError: a rank failed.
         """
-        interrupts = 0
+        is_pressed = False
         while not self.done():
             try:
                 # Short waits: `tick` draws between them, in the thread whose cell it is.
@@ -160,8 +157,12 @@ class TrainingRun:
                 tick()
             except KeyboardInterrupt:
                 ignore_for_a_moment()
-                interrupts += 1
-                self._on_press(interrupts == 1)
+                if not is_pressed:
+                    is_pressed = True
+                    self.stop()
+                elif not self.done():
+                    self._aborting = True
+                    self._execution.interrupt()
         if self._error is not None:
             raise self._error
         found = self._result()
@@ -171,23 +172,6 @@ class TrainingRun:
             # The picture of the run stays in the notebook, and knows the run: data must not stay.
             self._result, self._validation = weakref.ref(found), None
         return found
-
-    def __await__(self) -> Generator[Any, None, TrainingResult]:
-        """What `result` gives; the notebook's stop button does what it does there."""
-        loop = asyncio.get_running_loop()
-        over = asyncio.wrap_future(self._over)
-        # The handler interrupts the loop anywhere, so it only has the loop call `_on_press`.
-        with heard_by(lambda first: loop.call_soon_threadsafe(self._on_press, first)):
-            yield from over.__await__()
-        return self.result()
-
-    def _on_press(self, is_first: bool) -> None:
-        """The stop button of the notebook: end gracefully, or at once."""
-        if is_first:
-            self.stop()
-        elif not self.done():
-            self._aborting = True
-            self._execution.interrupt()
 
     # ---- in the background ---------------------------------------------------------------
 

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 WAYS = {  # of waiting for a training: the cell
     "blocking": "result = train()",
-    "awaiting": "result = await train(wait=False)",
     "returned": "run = train(wait=False)",
 }
 # The kernel is deaf until there is a file of this name; then it hears what was pressed meanwhile.
@@ -60,7 +59,7 @@ def opened(lab: Lab, browser: Browser, version: str, app: App, subshells: bool) 
     kernel = kernel_of(lab, version)
     lab.use_subshells(subshells)
     cells = [SETUP + "print(ipykernel.__version__)"]
-    for source in [*WAYS.values(), WAYS["awaiting"], WAYS["returned"]]:
+    for source in [*WAYS.values(), WAYS["blocking"], WAYS["returned"]]:
         cells += [source, REPORT + "\n_ = globals().pop('run', None)"]
     cells.append(DEAF)
     name = lab.write(f"stop-{version}-{app}-{subshells}.ipynb", cells, kernel)

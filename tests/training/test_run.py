@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -93,6 +93,7 @@ def test_the_result_is_a_new_module_on_the_cpu(pools: Pools) -> None:
 
 OF_MODULE = """
 import threading
+import time
 class Log:
     def __init__(self): self._lock, self.lines = threading.Lock(), []
     def info(self, text, *words): print(text.format(*words))
@@ -238,36 +239,16 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(pools: Pool
     assert not torch.equal(trained.get_buffer("1.running_mean"), torch.zeros(8))
 
 
-async def awaited(run: TrainingRun, *presses_s: float) -> TrainingResult:
-    """The result; the stop button is pressed after so many seconds."""
-    for seconds in presses_s:
-        asyncio.get_running_loop().call_later(seconds, press)
-    return await run
-
-
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
-    pools: Pools, tmp_path: Path
-) -> None:
-    fails = tmp_path / "fails"
-
+def test_an_error_of_a_rank_shows_no_frame_of_ours(pools: Pools) -> None:
     def fail() -> None:
-        wait_until(fails.exists)
         raise DataError("sample 31 is damaged")
 
-    run = begun(pools[2], FailsAt(31, fail), batch_size=8, shuffle="never")
-
-    async def cancelled() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(awaited(run), timeout=0.001)
-
-    asyncio.run(cancelled())
-    fails.touch()
     with pytest.raises(SpmdError, match="sample 31 is damaged") as caught:
-        asyncio.run(awaited(run))
+        begun(pools[2], FailsAt(31, fail), batch_size=8, shuffle="never").result()
     assert not frames_of_ours("".join(caught.value._render_traceback_()))
 
 
@@ -281,18 +262,22 @@ def long_run(pool: Pool, sample_s: float) -> TrainingRun:
     return run
 
 
-def test_the_first_press_is_a_stop_and_the_network_is_kept(pools: Pools) -> None:
-    run, waiting = long_run(pools[2], 0.002), threading.Event()
+def result_with_presses(run: TrainingRun, *pauses_s: float) -> TrainingResult:
+    """What waiting gives, while the stop button is pressed after these pauses."""
+    waiting = threading.Event()
 
     def press_then() -> None:
         waiting.wait()
-        press()
+        for seconds in pauses_s:
+            time.sleep(seconds)
+            press()
 
     threading.Thread(target=press_then).start()
-    assert run.result(waiting.set).stopped_by == "user"
-    run, before = long_run(pools[2], 0.002), signal.getsignal(signal.SIGINT)
-    assert asyncio.run(awaited(run, 0.1)).stopped_by == "user"
-    assert signal.getsignal(signal.SIGINT) is before
+    return run.result(waiting.set)
+
+
+def test_the_first_press_is_a_stop_and_the_network_is_kept(pools: Pools) -> None:
+    assert result_with_presses(long_run(pools[2], 0.002), 0.0).stopped_by == "user"
 
 
 def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(pools: Pools) -> None:
@@ -311,7 +296,7 @@ def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(pools:
 def test_presses_at_once_mean_one_and_a_later_one_ends_it_at_once(pools: Pools) -> None:
     run = long_run(pools[2], 2.0)  # the first step is far away
     with pytest.raises(SpmdError):
-        asyncio.run(awaited(run, 0.0, 0.1, SAME_WISH_S + 0.3))
+        result_with_presses(run, 0.0, 0.1, SAME_WISH_S + 0.2)
 
 
 def test_an_older_handler_that_is_put_back_late_passes_presses_on() -> None:
