@@ -80,7 +80,7 @@ class BatchForm:
                 chosen: Any = Keywords(zip(map(str, self.inputs), parts, strict=True))
             else:
                 chosen = parts[0] if len(parts) == 1 else Positions(parts)
-        elif is_pair and self.gives_loss and self._takes_both(inputs):
+        elif is_pair and self.gives_loss and self._takes_both():
             return Positions(batch), batch
         else:
             chosen = self._chosen(offered, is_pair)
@@ -90,12 +90,10 @@ class BatchForm:
                 raise part
         return chosen, target
 
-    def _takes_both(self, inputs: Any) -> bool:
+    def _takes_both(self) -> bool:
         """Whether a network gives the loss of a pair, as torchvision's for detection and nanoGPT,
         forward(inputs, targets=None)."""
-        names, required = self.parameters.names, self.parameters.required
-        is_one = not isinstance(inputs, (list, tuple, Mapping))
-        return any(name in LABELS for name in names[1:2]) or (len(required) == 2 and is_one)
+        return any(name in LABELS for name in self.parameters.names[1:2])
 
     def _split(self, batch: Any) -> tuple[Any, Any]:
         """What is for the network, and the target, of a batch that is no pair."""
@@ -111,9 +109,6 @@ class BatchForm:
             return batch, batch
         if len(batch) == 1:
             return batch[0], batch[0]
-        # As many parts as the network takes, and one more: that is the target.
-        if len(batch) > 2 and len(self.parameters.required) == len(batch) - 1:
-            return batch[:-1], batch[-1]
         raise _unclear(f"{len(batch)} parts", "no pair")
 
     def _chosen(self, offered: Any, is_pair: bool) -> Any:

@@ -113,20 +113,6 @@ def make_loss(
     return Loss(partial(_one_number, loss), partial(_counted, weight or "samples", shifts))
 
 
-def add_gradient(loss: Tensor) -> None:
-    """`loss.backward()`; TrainingError where the loss mixes numbers of two precisions."""
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        if not str(error).startswith("Found dtype"):
-            raise
-        raise TrainingError(
-            f"the loss mixes numbers of two precisions ({error}): targets made of Python floats "
-            "are float64, the outputs are not. Take targets.float() in the loss, or give float32 "
-            "in the data set."
-        ) from None
-
-
 # ---- outputs and targets that fit ---------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from gpupool.engine.batches.shares import Share
 from gpupool.engine.metrics.evaluation import count_correct
 from gpupool.engine.numerics.ddp import StepBuffers, wrap_ddp
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
-from gpupool.engine.numerics.losses import Loss, add_gradient
+from gpupool.engine.numerics.losses import Loss
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics
 from gpupool.engine.training.run import Run
@@ -115,7 +115,7 @@ class TrainingStep:
                     weighted_loss = run.scaler.scale(weighted_loss)
                 if syncs and run.world.size > 1:
                     self._timer.begin_backward(weighted_loss)
-                add_gradient(weighted_loss)
+                weighted_loss.backward()
                 self._timer.end_backward()
                 metrics.append(of_part)
         self.buffers.after_backward(share)  # where rank 0 had no samples, they are another's

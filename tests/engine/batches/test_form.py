@@ -52,7 +52,7 @@ NAMED = "cross_entropy"
          (A, B)),
         # pairs of a network that gives its loss
         (with_targets, "output", {}, (A, Y), Positions((A, Y)), (A, Y)),
-        (two, None, {}, (A, Y), Positions((A, Y)), (A, Y)),
+        (two, None, {"inputs": (0, 1)}, (A, Y), Positions((A, Y)), (A, Y)),
         (two, None, {}, ([A, B], Y), Positions((A, B)), ([A, B], Y)),
         (one, None, {}, (A, Y), A, (A, Y)),
         # columns
@@ -75,10 +75,9 @@ NAMED = "cross_entropy"
         (one, NAMED, {}, {"x": A, "y": Y}, DataError, None),
         (two, NAMED, {}, {"a": A, "b": B, "label": Y}, DataError, None),
         # others
-        (two, NAMED, {}, [A, B, Y], Positions((A, B)), Y),
         (two, NAMED, {"inputs": (1, 2), "targets": 0}, [Y, A, B], Positions((A, B)), Y),
         (two, NAMED, {"targets": 0}, [Y, A, B], Positions((A, B)), Y),
-        (one, NAMED, {}, [A, B, Y], DataError, None),
+        (two, NAMED, {}, [A, B, Y], DataError, None),
         (one, "mse", {}, A, A, A),
         (one, "mse", {}, [A], A, A),
     ],
