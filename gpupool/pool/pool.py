@@ -43,7 +43,6 @@ class Pool(Ranks):
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         super().__init__(options)
-        self._all_ranks: Ranks = self  # as calls and variables know it
         self._listeners: list[Callable[[PoolStatus], None]] = []
         self._client: Any = None  # that of the user
         self.variables = Variables(self)

@@ -29,7 +29,7 @@ def watched(pool3: Pool, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
     def watched(on_hang: str) -> Pool:
         options = replace(pool3.options, on_hang=on_hang, hang_after_s=HANG_AFTER_S)
-        monkeypatch.setattr(pool3._all_ranks, "options", options)
+        monkeypatch.setattr(pool3, "options", options)
         return pool3
 
     return watched

@@ -67,7 +67,7 @@ def test_a_call_is_followed_by_idle_only_if_it_has_published_something(pool2: Po
 
 def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: Pool) -> None:
     """`_update_engines`, `_send` and `_query_stream`, in pool/engines/client.py."""
-    client: Any = pool2._all_ranks.engines._client
+    client: Any = pool2.engines._client
     theirs = client._client
     engines = dict(theirs._engines)
     theirs._ids.clear()

@@ -93,7 +93,7 @@ def open_files(pid: int | None = None) -> dict[int, str]:
 
 def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
     """Whether the pool knows of the end of these processes, rank -> pid."""
-    pids, alive = pool.status().pids, pool._all_ranks.engines.alive_ranks()
+    pids, alive = pool.status().pids, pool.engines.alive_ranks()
     return all(rank not in alive or pids.get(rank) != pid for rank, pid in killed.items())
 
 

@@ -28,9 +28,9 @@ SETTINGS: dict[str, Any] = {"batch_size": 12, "lr": 0.1, "epochs": 3}
 def spare() -> Iterator[Pool]:
     """A pool of three where ranks 0 and 1 train, as if they had a GPU each and rank 2 none."""
     with Pool(PoolOptions(n=3, device="cpu")) as pool:
-        placed = pool._all_ranks.placement
-        pool._all_ranks.placement = replace(placed, training_ranks=(0, 1))
-        pool._all_ranks.reform_group()
+        placed = pool.placement
+        pool.placement = replace(placed, training_ranks=(0, 1))
+        pool.reform_group()
         pool.wait_until_usable()
         yield pool
 

@@ -32,7 +32,7 @@ STREAMS = ("_mux_stream", "_control_stream", "_notification_stream", "_iopub_str
 
 
 def test_the_client_goes_on_after_them(pool2: Pool, caplog: pytest.LogCaptureFixture) -> None:
-    client: Any = pool2._all_ranks.engines._client
+    client: Any = pool2.engines._client
     inner, heard = client._client, list[list[bytes]]()
 
     def taker(handle: Callable[[Any], None]) -> Callable[[Any], None]:
