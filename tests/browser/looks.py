@@ -15,8 +15,14 @@ WIDTHS = (700, 1400)
 HEIGHT = 1500
 GRAVE = ("serious", "critical")
 # Elements under `root` whose content is wider than they are, and those that end right of the cell
-# they are in.
-CUT = """root => {
+# they are in; what scrolls sideways may do so where that is allowed.
+CUT = """(root, mayScroll) => {
+    const scrolls = e => mayScroll && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX);
+    const inScroller = e => {
+        for (let p = e.parentElement; p && p !== root.parentElement; p = p.parentElement)
+            if (scrolls(p)) return true;
+        return false;
+    };
     // "a long na…", the whole of which is shown by the pointer
     const shortened = e => getComputedStyle(e).textOverflow === 'ellipsis' && e.title;
     const told = e => e.tagName.toLowerCase() + [...e.classList].map(c => '.' + c).join('')
@@ -25,17 +31,20 @@ CUT = """root => {
     return [root, ...root.querySelectorAll('*')].filter(e => {
         const box = e.getBoundingClientRect();
         if (!box.width || !box.height || e.closest('svg')) return false;
-        if (shortened(e)) return false;
-        const wide = e.clientWidth && e.scrollWidth > e.clientWidth + 1
+        if (inScroller(e) || shortened(e)) return false;
+        const wide = e.clientWidth && e.scrollWidth > e.clientWidth + 1 && !scrolls(e)
             && getComputedStyle(e).display !== 'inline';
         return wide || box.right > right + 1;
     }).map(told);
 }"""
 
 
-def cut_elements(element: Locator) -> list[str]:
-    """What of a view does not fit: tag, classes and text of each such element."""
-    found: list[str] = element.evaluate(CUT)
+def cut_elements(element: Locator, may_scroll: bool = False) -> list[str]:
+    """What of a view does not fit: tag, classes and text of each such element.
+
+    With `may_scroll`, what can be scrolled to counts as fitting.
+    """
+    found: list[str] = element.evaluate(CUT, may_scroll)
     return found
 
 
@@ -52,13 +61,13 @@ def grave_faults(page: Page, selector: str) -> list[str]:
     ]
 
 
-def assert_looks_well(page: Page, view: Locator, selector: str) -> None:
+def assert_looks_well(page: Page, view: Locator, selector: str, may_scroll: bool = False) -> None:
     """Nothing of a view is cut, at both widths; nothing of a selector is inaccessible, in both
     themes. The page is left light and wide."""
     for width in WIDTHS:
         page.resize(width, HEIGHT)
         page.raw.wait_for_timeout(250)  # what is drawn after a resize is drawn by observers
-        assert cut_elements(view) == [], f"at {width} px"
+        assert cut_elements(view, may_scroll) == [], f"at {width} px"
     for dark in (True, False):
         page.use_dark_theme(dark)
         assert grave_faults(page, selector) == [], f"dark {dark}"

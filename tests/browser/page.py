@@ -100,12 +100,15 @@ class Browser:
         page.wait_idle()
         return page
 
-    def show(self, html: str) -> Any:
+    def show(self, html: str, scripts: bool = True) -> Any:
         """A page of this HTML, which gets nothing from elsewhere; Playwright's own.
 
         What a script fails with is in `page.faults`.
         """
-        raw: Any = self._context.new_page()
+        context = self._context
+        if not scripts:
+            context = self._chromium.new_context(java_script_enabled=False)
+        raw: Any = context.new_page()
         raw.faults = []
         raw.on("pageerror", lambda error: raw.faults.append(str(error)))
         raw.on("dialog", lambda dialog: raw.faults.append(dialog.message))

@@ -182,6 +182,8 @@ def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
                 f"the {kind} does not have: give one weight for each sample."
             )
         counts = Counter(labels)
+        if len(counts) < 2:  # as of pairs of image and mask
+            raise OptionsError(f"weights='balanced' does nothing: the {kind} has no two classes.")
         options = replace(options, weights=[1 / counts[label] for label in labels])
     assert options.weights is not None
     if len(options.weights) != len(dataset):

@@ -121,6 +121,7 @@ def test_weights_that_nothing_can_use_are_refused() -> None:
         (Backwards(5, set()), [1.0] * 5),
         (unknown, [1.0]),
         (unknown, "balanced"),
+        (TensorDataset(torch.zeros(5, 2), torch.zeros(5)), "balanced"),  # no two classes
     ]:
         with raises(OptionsError, "weights"):
             sampling.with_data(TrainingOptions(weights=given), data)
