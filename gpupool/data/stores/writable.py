@@ -31,7 +31,7 @@ class Target(Folder):
 
     _counts_tries = False  # the parts of a large file are tried again each
 
-    def put(self, path: str, data: bytes | bytearray | memoryview, *, is_new: bool = False) -> bool:
+    def put(self, path: str, data: bytes, *, is_new: bool = False) -> bool:
         """Write a file, in the place of an older one, so that it lasts through a power cut.
 
         With `is_new` an older one stays, and False is returned. An object store is asked for it
@@ -111,7 +111,7 @@ def _prepare(filesystem: Any, root: str) -> None:
                 part.unlink()
 
 
-def _write_local(path: Path, data: bytes | bytearray | memoryview, is_new: bool) -> bool:
+def _write_local(path: Path, data: bytes, is_new: bool) -> bool:
     """Through a file beside it, which takes its name only when it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(_PARTS.replace("*", f"{path.name}.{secrets.token_hex(4)}"))

@@ -10,7 +10,6 @@ rank must not. Each batch of it costs one small all-reduce, in which the ranks c
 
 from __future__ import annotations
 
-import time
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -80,7 +79,6 @@ class Share:
     targets: Any
     num_here: int
     num_all: int
-    wait_s: float = 0.0
     skipped: tuple[Skipped, ...] = ()
     is_last: bool = False
     part_sizes: tuple[int, ...] = ()
@@ -105,15 +103,12 @@ def epoch_shares(
     draw = draw or Draw(options.seed, epoch)
     read = _stream_shares if is_stream(dataset) else _indexed_shares
     scaling = normalization_of(opened(dataset), world.device, normalization)
-    asked = time.perf_counter()
     # Closed here, as a traceback may hold this frame.
     with closing(read(dataset, options, world, epoch, samples_done, draw)) as shares:
         for share in shares:
             inputs, targets = _on_device(share, world, form, scaling)
-            wait_s = time.perf_counter() - asked
-            yield replace(share, inputs=inputs, targets=targets, wait_s=wait_s)
+            yield replace(share, inputs=inputs, targets=targets)
             del share, inputs, targets
-            asked = time.perf_counter()  # the step in between is no wait for data
 
 
 def _cut(batch: Indices, world: World, options: TrainingOptions) -> tuple[Indices, tuple[int, ...]]:
@@ -194,7 +189,7 @@ def _indexed_shares(
             held = loaded if loaded.num or spare is None else spare
             num, skipped = (loaded.num, loaded.skipped) if len(mine) else (0, ())
             is_last = batch is batches[-1]
-            yield Share(held.inputs, held.targets, num, len(batch), 0.0, skipped, is_last, sizes)
+            yield Share(held.inputs, held.targets, num, len(batch), skipped, is_last, sizes)
 
 
 def _any_sample(dataset: Dataset, batch: Indices, options: TrainingOptions, world: World) -> Batch:
