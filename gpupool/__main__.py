@@ -11,7 +11,6 @@ from gpupool.core.errors import GpuPoolError
 
 
 def main() -> NoReturn:
-    """Do what the command line says, and exit."""
     parser = argparse.ArgumentParser(
         "python -m gpupool", description="A parallel pool for Jupyter."
     )

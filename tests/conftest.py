@@ -31,7 +31,6 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is run."""
     parser.addoption("--long", action="store_true", help="what is marked as long, and no more")
     parser.addoption("--hosts", action="store_true", help="also what is marked as hosts")
 
@@ -79,10 +78,7 @@ SHARED = ("tests/browser/", "clean_kernel", "clean_terminal", "set_reader_keys")
 
 
 def pytest_collection_finish() -> None:
-    """Leave what has been imported and collected out of each later search for garbage.
-
-    These are a million objects, which take half a second to look at.
-    """
+    """Leave the million objects of imports out of each later search for garbage: half a second."""
     gc.collect()
     gc.freeze()
 

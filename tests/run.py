@@ -18,7 +18,6 @@ FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status of the run."""
     # What runs in the background may have been told to ignore it, and tests press Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     FAILED.unlink(missing_ok=True)

@@ -6,12 +6,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-
-def _none() -> None:
-    return None
-
-
-find_pool: Callable[[], Any] = _none
+find_pool: Callable[[], Any] = lambda: None  # noqa: E731
 """Returns the running pool, or None; `gpupool/pool/session.py` puts the real one here."""
 
 trial: ContextVar[Callable[[int, Mapping[str, float]], None] | None] = ContextVar(

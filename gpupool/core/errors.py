@@ -1,29 +1,18 @@
 """Every error gpupool raises on purpose. Runs anywhere.
 
-    GpuPoolError                  one sentence: what happened, where, what to do
-    ├── OptionsError (ValueError) an option is unknown, malformed or without effect
-    ├── PlacementError            the devices asked for are not there, or in use
-    ├── PoolError                 the pool cannot do this now
-    │   ├── NoPoolError           no pool runs in this notebook
-    │   ├── PoolStartError        the pool did not come up; nothing was left running
-    │   ├── GroupError            the process group was not formed; the next run tries again
-    │   ├── EngineDiedError       an engine process is gone
-    │   ├── UnansweredError       an engine does not answer
-    │   ├── ParcelsLostError      a rank does not have what was sent to it before
-    │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
-    ├── CompositeError (TypeError)  a handle was used in the place of the values on the ranks
-    ├── TransferError             a variable cannot be sent to the ranks; none has run
-    ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
-    ├── DataError                 a datastore cannot be listed or read
-    │   ├── DataNotFoundError     nothing there
-    │   ├── CredentialsError      the store refused the credentials
-    │   └── SampleError           one sample cannot be read: .reason
-    │       └── MissingSampleError (DataNotFoundError)  it is gone
-    └── TrainingError             train() or predict() cannot continue
+    GpuPoolError
+    ├── OptionsError (ValueError), PlacementError, CompositeError (TypeError), TransferError
+    ├── PoolError
+    │   ├── NoPoolError, PoolStartError, GroupError, EngineDiedError, UnansweredError
+    │   └── ParcelsLostError, StillRunningError (TimeoutError)
+    ├── SpmdError, which holds a RankError of each rank that has failed
+    ├── DataError
+    │   └── DataNotFoundError, CredentialsError, SampleError, MissingSampleError (both of these)
+    └── TrainingError
 
 Programs tell them apart by class, and those of data by `kind`, as the wording may change.
 In IPython these show as their message alone: the user's own line is the cell just above it,
-and none of our frames would help. `RankError` is not raised: it is what `SpmdError` holds.
+and none of our frames would help.
 """
 
 from __future__ import annotations
@@ -37,14 +26,13 @@ from types import TracebackType
 from typing import Any
 
 from gpupool.core.formatting import format_ranks
-from gpupool.core.terminal import plain, shows_colours
+from gpupool.core.terminal import CODES, plain, shows_colours
 
 
 class GpuPoolError(Exception):
     """Base of all errors that gpupool raises on purpose; its text is one complete message."""
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython prints instead of a traceback (its documented hook for exceptions)."""
+    def _render_traceback_(self) -> list[str]:  # IPython's documented hook
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -127,13 +115,12 @@ class TransferError(GpuPoolError):
 class RankError:
     """What one rank raised, as plain data.
 
-    `traceback` is IPython's formatted text (with ANSI colours), without frames of gpupool.
-    `failed_at` is the engine's wall clock in seconds since the epoch. `freed`: it raised only
-    because another rank had failed before. `where` is the innermost line of the notebook, such as
-    "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
-    killed: "in all_reduce (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
-    `hint` are lines that say more than the message, such as what fills the memory. `by_user`: the
-    user wanted the end. `host` is that of the rank, if the pool is on several.
+    `traceback` is IPython's text (with ANSI colours), without frames of gpupool. `failed_at` is the
+    engine's wall clock in seconds since the epoch. `freed`: it raised only because another rank had
+    failed before. `where` is the innermost line of the notebook, as "Cell In[12], line 3"; `was`
+    where the rank was when it was freed or killed: "in all_reduce (Cell In[12], line 3)" or "at
+    Cell In[12], line 7". `hint` are lines that say more, such as what fills the memory. `by_user`:
+    the user wanted the end. `host` is named if the pool is on several.
     """
 
     rank: int
@@ -150,12 +137,12 @@ class RankError:
 
     @property
     def freed_from(self) -> str:
-        """What is said of a rank that was freed: in what it waited, as far as is known."""
+        """In what a rank waited that was freed, as far as is known."""
         if self.was:
             return f"{'waiting' if self.was.startswith('in ') else 'stopped'} {self.was}"
         # A busy rank may not say where it is, but its traceback does. Only lines with an arrow:
         # those around them may name collectives that were not called.
-        lines = "\n".join(_ARROW.findall(_ANSI.sub("", self.traceback)))
+        lines = "\n".join(_ARROW.findall(CODES.sub("", self.traceback)))
         found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user called, first
         # `wait` alone says least: it ends an asynchronous collective whose name came before.
         named = [name for name in found if name != "wait"] or found or ["a collective"]
@@ -188,13 +175,13 @@ class SpmdError(GpuPoolError):
         self.ranks = tuple(self.errors)
         super().__init__(self._message())
         # Python's own excepthook, pytest and logging print notes below the message.
-        self.add_note(_ANSI.sub("", "\n".join(self.details())))
+        self.add_note(CODES.sub("", "\n".join(self.details())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.errors, self.num_ranks)
 
     def named(self, ranks: Iterable[int]) -> str:
-        """Ranks that failed, with their hosts."""
+        """These ranks, with their hosts."""
         return format_ranks(ranks, {rank: one.host for rank, one in self.errors.items()})
 
     def others(self) -> dict[str, list[int]]:
@@ -264,15 +251,13 @@ class SpmdError(GpuPoolError):
         return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints: what a view has shown above is not said again."""
         _leave_out_our_frames(self.__traceback__)  # `%debug` then begins at the user's line
         is_shown, self.is_shown = self.is_shown, False
         lines = [f"SpmdError: {self}", *([] if is_shown else self.details())]
-        return lines if shows_colours(sys.stdout) else [_ANSI.sub("", line) for line in lines]
+        return lines if shows_colours(sys.stdout) else [CODES.sub("", line) for line in lines]
 
 
 _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ARROW = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # at the lines where a rank was
 _COLLECTIVE = re.compile(
     r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|monitored_barrier|barrier"
@@ -301,10 +286,7 @@ def _kind(error: RankError) -> str:
 
 
 def _leave_out_our_frames(frames: TracebackType | None) -> None:
-    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place.
-
-    The outermost frame stays: it is IPython's, which expects it.
-    """
+    """Take frames of ours, and of the magic, out of a traceback, but the first, IPython's."""
     while frames is not None:
         while frames.tb_next is not None and _is_ours(frames.tb_next):
             frames.tb_next = frames.tb_next.tb_next

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-NONE = "–"
-"""What stands where there is no value."""
+NONE = "–"  # where there is no value
 
 # These are shares of a whole, and so are those of users and of torchmetrics that are called so.
 _SHARE = re.compile(
@@ -18,8 +17,7 @@ _SHARE = re.compile(
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
-
+    """
     >>> duration(8.24), duration(70), duration(7500)
     ('8.2 s', '1 min 10 s', '2 h 5 min')
     """
@@ -32,8 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count, as everything here that counts writes it.
-
+    """
     >>> number(3383818), number(999)
     ('3,383,818', '999')
     """
@@ -41,8 +38,7 @@ def number(value: float) -> str:
 
 
 def rank_count(count: int) -> str:
-    """So many ranks.
-
+    """
     >>> rank_count(1), rank_count(2)
     ('1 rank', '2 ranks')
     """
@@ -69,8 +65,7 @@ def format_ranks(ranks: Iterable[int], hosts: Mapping[int, str] | None = None) -
 
 
 def done_of(done: int, total: int, unit: str) -> str:
-    """How much of something is done; "" of what has no number. The unit "B" stands for bytes.
-
+    """
     >>> done_of(1200, 10_000, "samples"), done_of(12_300_000, 98_000_000, "B"), done_of(7, 0, "")
     ('1,200 of 10,000 samples', '12.3 of 98.0 MB', '')
     """
@@ -133,8 +128,7 @@ def short_name(name: str, limit: int) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """The time of a step.
-
+    """
     >>> milliseconds(0.052), milliseconds(0.00123), milliseconds(2.345)
     ('52 ms', '1.23 ms', '2.3 s')
     """
@@ -142,8 +136,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def of_memory(used: int | None, total: int | None) -> str:
-    """Memory in use, of how much.
-
+    """
     >>> of_memory(57 << 30, 139 << 30), of_memory(None, None)
     ('57 of 139 GiB', '–')
     """
@@ -167,8 +160,6 @@ def text_table(lines: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below the names of their columns."""
-
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -1,9 +1,8 @@
 """What a training, and what else runs a network over data, is given. Runs anywhere.
 
-It is packed here. Tensors and arrays are beside the pickle as those of cells are
-(`core/wire/pickles.py`): ranks map them, and those of a GPU come to the GPU of the rank, whatever
-its number was in the notebook. Functions and classes of the notebook come with the globals that
-they use, as they are now.
+It is packed here, as values of cells are (`core/wire/pickles.py`): ranks map its tensors, and those
+of a GPU come to the GPU of the rank, whatever its number was in the notebook. But functions and
+classes of the notebook come with the globals that they use, as they are now.
 """
 
 from __future__ import annotations
@@ -18,13 +17,9 @@ from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import WHOLE, DataPacker, part
 
-_DATA = ("dataset", "validation")  # of a job
-
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training: `model` on `dataset`, as `options` say."""
-
     model: Any
     dataset: Any
     loss: Any
@@ -38,10 +33,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class InferenceJob:
-    """A network over a data set, read and computed as `options` say, in its own order.
-
-    `metrics` and `loss` are what is to be evaluated.
-    """
+    """A network over a data set, in its own order; `metrics` and `loss` are to be evaluated."""
 
     model: Any
     dataset: Any
@@ -58,12 +50,8 @@ class InferenceJob:
 
 
 class JobPacker(DataPacker):
-    """Packs a job; the first `num_data` of the `buffers` are of its data sets.
-
-    Args:
-        parcel_of: the number of the parcel that ranks have an object by, None of any other; in the
-            end `constants` are those that the job refers to.
-    """
+    """Packs a job; the first `num_data` of the `buffers` are of its data sets, and `constants` the
+    parcels that it refers to. `parcel_of` gives the number of an object's, None if it has none."""
 
     def __init__(self, parcel_of: Callable[[object], int | None]) -> None:
         super().__init__()
@@ -72,10 +60,9 @@ class JobPacker(DataPacker):
         self._parcel_of = parcel_of
 
     def reducer_override(self, obj: Any) -> Any:
-        """How a part is pickled."""
         if isinstance(obj, TrainingJob | InferenceJob):
             rest = dict(vars(obj))
-            data = {name: rest.pop(name) for name in _DATA if name in rest}
+            data = {name: rest.pop(name) for name in ("dataset", "validation") if name in rest}
             # pickle walks in order: what has come before the mark is of the data sets
             return _job, (type(obj), data, _Mark(), rest)
         if isinstance(obj, _Mark):

@@ -28,10 +28,7 @@ def monitor_line(event: MonitorEvent, step: int, latest: Mapping[str, float]) ->
 
 
 class MonitorLines:
-    """Writes how a loop goes as lines: for terminals and logs. Call it with each event.
-
-    Lines are at least `LINE_EVERY_S` apart, but for the first and the last one.
-    """
+    """Call it with each event: lines are `LINE_EVERY_S` apart, but for the first and the last."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +38,6 @@ class MonitorLines:
         self._latest: dict[str, float] = {}
 
     def __call__(self, event: MonitorEvent) -> None:
-        """Add what is new, and write a line if it is time."""
         for step, _, values in event.rows:
             self._step = step
             self._latest |= values

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,16 +27,10 @@ BYTES = "B"  # the unit that is written as MB, GB
 class Progress:
     """One thing that may last. Any thread may call its methods; they cost next to nothing.
 
-    Nothing that goes wrong with the drawing reaches the caller.
-
-    Args:
-        what: what happens: "Listing"; `note` says which part of it ("" if it has none).
-        total: how many there are to do; None where no end is known.
-        unit: what is counted: "files"; `BYTES`; "" for what has no number.
-        elapsed_s: so long it lasts already.
-        on_any_rank: on engines only the first rank reports anything else.
-        after_s: what is over sooner is not drawn.
-        draw: what draws it, in the place of what the process draws with.
+    `what` happens ("Listing"), and the `note` says to which part. `total` is None where no end is
+    known; the `unit` is "files", `BYTES`, or "" of what has no number. It has lasted `elapsed_s`,
+    and is drawn after `after_s`, by `draw` or what the process draws with. On engines only the
+    first rank reports what is not `on_any_rank`.
     """
 
     def __init__(
@@ -62,30 +55,25 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many are done."""
         return min(self._done, self.total or self._done)  # a last batch is smaller
 
     @property
     def elapsed_s(self) -> float:
-        """How long it lasts."""
         return time.monotonic() - self._began_at
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been closed."""
         return self._over.is_set()
 
     def update(self, done: int, total: int | None = None) -> None:
-        """So many are done, of so many; None: of as many as was said before."""
+        """`total` is given where it has changed."""
         self._done, self.total = done, self.total if total is None else total
 
     def advance(self, number: int = 1) -> None:
-        """So many more are done."""
         with self._lock:
             self._done += number
 
     def tell(self, note: str) -> None:
-        """Which part of it runs."""
         self.note = note
 
     def start(self) -> None:
@@ -94,13 +82,10 @@ class Progress:
         threading.Thread(target=self._run, name="gpupool-progress", daemon=True).start()
 
     def _run(self) -> None:
-        wait_s = max(0.0, self._next_at - time.monotonic())
-        while not self._over.wait(wait_s):
+        while not self._over.wait(EVERY_S):
             self.tick()
-            wait_s = EVERY_S
 
     def tick(self) -> None:
-        """Draw it, if it is time."""
         with self._lock:
             if not self.is_over and time.monotonic() >= self._next_at:
                 self._next_at = time.monotonic() + EVERY_S
@@ -115,8 +100,11 @@ class Progress:
                 self._draw()
 
     def _draw(self) -> None:
+        from multiprocessing import parent_process  # not sooner: it takes 13 ms
+
         try:
-            if self._drawing is None and _open is not None and not _is_worker():
+            # A worker process, of torch or of the user's, has nobody to draw for.
+            if self._drawing is None and _open is not None and parent_process() is None:
                 self._drawing = _open()
             if self._drawing is not None:
                 self._drawing(self)
@@ -133,11 +121,7 @@ _open: Callable[[], Drawing | None] | None = None
 
 
 def draw_with(opening: Callable[[], Drawing | None]) -> None:
-    """Have `opening` give what draws something, or None for nothing, from now on.
-
-    It is called when that has lasted for a second, in a thread that the code which lasts has
-    started.
-    """
+    """From now on `opening` gives what draws a thing, or None. That thing's own thread calls it."""
     global _open
     _open = opening
 
@@ -148,9 +132,3 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Pr
     with contextlib.closing(Progress(what, total, unit)) as bar:
         bar.start()
         yield bar
-
-
-def _is_worker() -> bool:
-    """Whether this is a worker process of torch or of the user's: it has nobody to draw for."""
-    known = sys.modules.get("multiprocessing.process")
-    return known is not None and known.parent_process() is not None

@@ -7,10 +7,9 @@ import re
 import shutil
 from typing import Any, TextIO
 
-MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
 CODES = re.compile(
     r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[A-Za-ln-z]"
-    rf"|\x1b\][^\x07\x1b]{{0,{MAX_CODE_CHARS}}}(?:\x07|\x1b\\)"
+    r"|\x1b\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)"  # a longer title or link counts as text
 )
 """The codes that a terminal does not show: the first group has the numbers of a colour's."""
 
@@ -45,21 +44,14 @@ def has_cursor(stream: TextIO | None) -> bool:
 
 
 def shows_colours(stream: TextIO) -> bool:
-    """Whether codes for colours are welcome: on a terminal that knows them, and in a notebook.
-
-    NO_COLOR (https://no-color.org) and TERM=dumb forbid them on a terminal.
-    """
+    """Whether codes for colours are welcome: on a terminal that knows them, and in a notebook."""
     if any(base.__module__ == "ipykernel.iostream" for base in type(stream).__mro__):
         return True
-    return has_cursor(stream) and not os.environ.get("NO_COLOR")
+    return has_cursor(stream) and not os.environ.get("NO_COLOR")  # https://no-color.org
 
 
 class DrawnLine:
-    """A line of a terminal that is drawn over itself, by tqdm.
-
-    Whole lines, by `write_line`, come above it. Any thread may draw it; that raises what writing to
-    the stream raises.
-    """
+    """A line of a terminal that any thread draws over itself; `write_line` writes above it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -30,11 +30,7 @@ _TOKEN = re.compile(r"(?=.*[0-9A-Z]).{10,}")  # and no user's name
 
 
 def refuse_typo(url: str, name: str = "") -> None:
-    """Raise OptionsError for "s3:/bucket", "file://host/x" and "user:password@host/x".
-
-    Args:
-        name: of the option that it is given as, if it is one.
-    """
+    """Raise OptionsError, of the option `name`, for "s3:/bucket", "file://host/x", "me:x@host"."""
     if _TYPO.match(url):
         shown = plain(without_passwords(re.sub(r".*@", "***@", url, flags=re.DOTALL)))
         option = f"{name}: " if name else ""

@@ -12,8 +12,6 @@ from gpupool.core.progress import Drawing, Progress
 
 
 class Clock:
-    """In the place of the module `time`."""
-
     def __init__(self) -> None:
         self.now = 0.0
 

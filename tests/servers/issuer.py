@@ -49,7 +49,6 @@ class Issuer:
 
     @property
     def num_issued(self) -> int:
-        """How many keys there have been."""
         return int((self._folder / "counter").read_text())
 
     def fail(self, message: str) -> None:

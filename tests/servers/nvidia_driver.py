@@ -32,12 +32,10 @@ Values = Mapping[str, object]
 
 
 def gpu(number: int, name: str = "NVIDIA H100 80GB HBM3", **others: object) -> dict[str, object]:
-    """What the driver says of a GPU that nobody uses.
+    """What the driver says of a GPU that nobody uses, with a UUID of its own for each number.
 
-    Args:
-        number: it has a UUID of its own for each number.
-        others: what it says besides, or instead: memory=(used, total), compute={pid: bytes},
-            mig={index: gpu(...)}, or `handle=NO_PERMISSION`.
+    `others` it says besides, or instead: memory=(used, total), compute={pid: bytes},
+    mig={index: gpu(...)}, or `handle=NO_PERMISSION`.
     """
     said = {
         "uuid": f"GPU-{number:08x}-1111-2222-3333-{_OURS}",
@@ -98,7 +96,6 @@ class DriverOn:
         return self._process.submit(_call, function, args, variables).result()
 
     def close(self) -> None:
-        """End the process."""
         self._process.shutdown()
 
 
@@ -124,7 +121,6 @@ def process_of_another_user() -> Iterator[int]:
 
 
 def _flat(key: str, said: Any) -> dict[str, object]:
-    """The lines of the machine's file that say this."""
     if not isinstance(said, Mapping):
         is_list = isinstance(said, Sequence) and not isinstance(said, str)
         return {key: " ".join(map(str, said)) if is_list else said}

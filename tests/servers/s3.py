@@ -29,11 +29,8 @@ from gpupool.pool.launchers.processes import free_ports
 # The kernel watches the *thread* that started the server: start it from one that stays.
 TIED_TO_PARENT = """
 import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])
 """
 TIMEOUT_S = 60.0  # until the first bucket can be made, which takes about 5 s, or new keys are good
 _CONFIG = "s3.json"
@@ -104,7 +101,6 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
         )
 
     def make_bucket(self, name: str) -> str:
-        """Make an empty bucket; its URL comes back."""
         with contextlib.closing(self.client()) as client:
             client.create_bucket(Bucket=name)
         return f"s3://{name}"
@@ -122,7 +118,6 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
                 client.put_object(Bucket=bucket, Key=key, Body=b"")
 
     def __enter__(self) -> Self:
-        """Start the server and wait until it takes objects."""
         with self._cleanup:
             self.folder = folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
             self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)

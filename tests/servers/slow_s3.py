@@ -41,7 +41,6 @@ class Fault:
 
     The connection is "reset" at once; "cut" after half of the body; has half of it and then silence
     ("stall"), or no answer at all ("silence"). Each other `kind` is an answer of the store.
-    `method`: "GET", "PUT".
     """
 
     kind: Literal["503", "500", "expired", "denied", "reset", "cut", "stall", "silence"]
@@ -52,10 +51,9 @@ class Fault:
 
 
 class SlowS3:
-    """A proxy on a free loopback port before `endpoint` (http://127.0.0.1:PORT).
+    """A proxy on a free loopback port; it ends with this process, also after a kill -9.
 
-    Every request waits a random time within `first_byte_ms` before it is passed on. It ends with
-    this process, also after a kill -9.
+    Every request waits a random time within `first_byte_ms` before it is passed on.
     """
 
     def __init__(self, endpoint: str, first_byte_ms: tuple[float, float] = (0, 0)) -> None:
@@ -68,12 +66,10 @@ class SlowS3:
         self.endpoint = ""
 
     def __enter__(self) -> Self:
-        """Wait until the proxy listens."""
         self.endpoint = f"http://127.0.0.1:{self._commands.recv()}"
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the proxy and all its connections."""
         self._process.kill()
         self._process.join()
         self._commands.close()
@@ -109,7 +105,6 @@ class _Proxy:
         self.stats: Counter[str] = Counter()
 
     async def serve(self, commands: Connection) -> None:
-        """Serve, and obey the commands until their end."""
         app = web.Application(client_max_size=0)
         app.router.add_route("*", "/{path:.*}", self.answer)
         self.runner = web.AppRunner(app, access_log=None)

@@ -19,9 +19,8 @@ EXACT_SIZES = (1, 3)  # what is the same on one rank and on three does not depen
 class Pools(Mapping[int, Pool]):
     """`pools[n]` is a pool of `n` ranks, started when a test first asks for it.
 
-    A pool that an earlier test broke or left busy is replaced by a new one. Variables of earlier
-    tests may be left on the ranks. Who iterates gets one pool of each size that exactness is shown
-    with.
+    One that an earlier test broke or left busy is replaced; variables of earlier tests may be left
+    on the ranks. Who iterates gets one pool of each size that exactness is shown with.
     """
 
     def __init__(self) -> None:
@@ -31,14 +30,12 @@ class Pools(Mapping[int, Pool]):
 
     def __getitem__(self, n: int) -> Pool:
         pool = self._made.get(n)
-        if pool is not None and (n in self._in_use or _is_usable(pool)):
-            self._in_use.add(n)
-            return pool
-        if pool is not None:
-            pool.stop()
+        if pool is None or not (n in self._in_use or _is_usable(pool)):
+            if pool is not None:
+                pool.stop()
+            with environment(self._environment):
+                self._made[n] = Pool(PoolOptions(n=n, device="cpu"))
         self._in_use.add(n)
-        with environment(self._environment):
-            self._made[n] = Pool(PoolOptions(n=n, device="cpu"))
         return self._made[n]
 
     def __iter__(self) -> Iterator[int]:
@@ -48,11 +45,9 @@ class Pools(Mapping[int, Pool]):
         return len(EXACT_SIZES)
 
     def look_again(self) -> None:
-        """Another test begins."""
         self._in_use.clear()
 
     def stop(self) -> None:
-        """Stop them all."""
         for pool in self._made.values():
             pool.stop()
 
@@ -68,7 +63,6 @@ def _is_usable(pool: Pool) -> bool:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """The shared pools."""
     pools = Pools()
     yield pools
     pools.stop()
@@ -93,7 +87,6 @@ def pool2(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 @pytest.fixture
 def pool3(pools: Pools) -> Pool:
-    """The shared pool of three."""
     return pools[3]
 
 

@@ -20,11 +20,7 @@ PATIENCE, LONG_S = 10, 60.0  # so much slower may a machine be that others use t
 
 
 def until(holds: Callable[[], bool], seconds: float, what: str = "it") -> None:
-    """Wait for something to become true; fails after a while.
-
-    Args:
-        seconds: within which it is meant to happen, where nothing else runs.
-    """
+    """Wait for what is meant to happen within so many seconds, where nothing else runs."""
     limit_s = max(seconds, min(PATIENCE * seconds, LONG_S))
     deadline = time.monotonic() + limit_s
     while not holds():
@@ -45,12 +41,10 @@ def gone(*pids: int) -> bool:
 
 
 def engine_pid(pool: Pool, rank: int) -> int:
-    """The process of a rank."""
     return pool.status().pids[rank]
 
 
 def folder_of(pool: Pool) -> Path:
-    """The pool's private folder."""
     return pool.engines.new_file("x").parent
 
 
@@ -98,10 +92,7 @@ def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
 
 
 def kill(pool: Pool, *ranks: int) -> None:
-    """Kill ranks, and wait until the pool knows: what begins before is told of it.
-
-    Nobody of them can say anything about the end of another.
-    """
+    """Kill ranks at once, and wait until the pool knows: what begins before is told of it."""
     pids = {rank: engine_pid(pool, rank) for rank in ranks}
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids.values():
@@ -125,10 +116,8 @@ def reached(path: Path, *ranks: int) -> bool:
 def press_when(
     holds: Callable[[], bool], waits_in: tuple[str, str] = ("execution.py", "result")
 ) -> threading.Thread:
-    """Press Ctrl-C, from a thread, when this holds and the main thread waits in this function.
-
-    At any other moment it would end the tests.
-    """
+    """Press Ctrl-C when this holds and the main thread waits in this function: else it would end
+    the tests."""
 
     def press() -> None:
         until(lambda: holds() and _main_waits(waits_in), 30.0, "the moment to press Ctrl-C")
@@ -140,7 +129,6 @@ def press_when(
 
 
 def _main_waits(waits_in: tuple[str, str]) -> bool:
-    """Whether the main thread is in this function, in the middle of its waiting."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     names = set()
     while frame is not None:

@@ -47,11 +47,8 @@ def _lasting_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel
 
 @pytest.fixture(scope="module")
 def clean_kernel(_lasting_kernel: Kernel) -> Iterator[Kernel]:
-    """A kernel as it comes, but that the files before had it: so a pool starts in a moment.
-
-    For files that leave it alive, and end what they begin outside of gpupool, the environment and
-    the namespace.
-    """
+    """A kernel as it comes, but that the files before had it: so a pool starts in a moment. Leave
+    it alive, and end what is begun outside of gpupool, the environment and the namespace."""
     yield _lasting_kernel
     leave_clean(_lasting_kernel)
 

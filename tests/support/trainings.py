@@ -44,7 +44,6 @@ def train_on(pool: Pool, model: nn.Module, dataset: Any, **settings: Any) -> Tra
 
 
 def weights(model: nn.Module) -> Tensor:
-    """All parameters in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -67,10 +66,7 @@ class Slow(Dataset[Any]):
 
 
 class Held(Dataset[Any]):
-    """Samples of which each rank reads `num_free`, and the others once the file `opens` is there.
-
-    So training is not over before a test has done what it does meanwhile.
-    """
+    """Each rank reads `num_free` samples, and the others once the file `opens` is there."""
 
     def __init__(
         self, num: int, opens: Path, num_free: int = 0, dtype: torch.dtype = torch.float32
@@ -136,5 +132,4 @@ def wait_until_heard(pool: Pool) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread or process does."""
     until(condition, DEADLINE_S)

@@ -45,11 +45,9 @@ def peers(path: Path, waits: int = 0) -> str:
 
 
 def until_there(path: Path, margin: str = "") -> str:
-    """Two lines that wait for a file."""
     lines = ("import os, time", f"while not os.path.exists({str(path)!r}): time.sleep(0.02)")
     return "\n".join(margin + line for line in lines)
 
 
 def touch(path: Path) -> str:
-    """An expression that makes a file."""
     return f"open({str(path)!r}, 'w').close()"

@@ -20,14 +20,7 @@ from typing import Any
 import psutil
 
 from gpupool.core.formatting import text_table
-from gpupool.core.machine.topology import (
-    NO_DRIVER,
-    UNREADABLE,
-    Discovery,
-    Gpu,
-    GpuProcess,
-    survey,
-)
+from gpupool.core.machine.topology import NO_DRIVER, UNREADABLE, Discovery, Gpu, GpuProcess, survey
 from gpupool.core.terminal import plain
 
 _NO_CUDA = re.compile(r"^cuda\b[^=]*= *None", re.MULTILINE)
@@ -46,10 +39,7 @@ def discover() -> Discovery:
 
 
 def why_torch_cannot() -> str:
-    """Why torch, as it is installed, cannot use this machine's GPUs; "" if it may.
-
-    It is read from a file: to import torch takes the notebook seconds.
-    """
+    """Why torch, as it is installed, cannot use GPUs, read from a file: to import it takes long."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         file = Path(folder) / "version.py"
@@ -63,12 +53,9 @@ def why_torch_cannot() -> str:
 
 @functools.cache
 def driver() -> Any:
-    """NVML, open for as long as this process lives.
+    """NVML, open for as long as this process lives; a `pynvml.NVMLError` if that fails.
 
     To open it takes up to 3 s a GPU where nothing else keeps the driver awake.
-
-    Raises:
-        pynvml.NVMLError: there is no driver, or it fails.
     """
     import pynvml
 
@@ -77,7 +64,7 @@ def driver() -> Any:
 
 
 def read_gpus() -> tuple[list[Gpu], str]:
-    """Every GPU that the driver shows this process, in its order, and why there is none, or "".
+    """Every GPU in the driver's order, and why there is none, or "".
 
     In the place of a GPU with MIG mode on stand its instances. One that does not answer is listed
     as unavailable, with the driver's words.
@@ -94,27 +81,20 @@ def read_gpus() -> tuple[list[Gpu], str]:
 
 
 def read_gauges(uuid: str) -> tuple[int | None, ...] | None:
-    """Bytes in use, bytes in all, percent of use and °C of one GPU, or an instance of one.
-
-    None where it does not show one; for all if the driver does not know it.
-    """
+    """Bytes in use, bytes in all, percent of use and °C of one GPU; None where not known."""
     handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
     return tuple(_gauges(handle).values()) if handle else None
 
 
 def driver_version() -> str:
-    """The driver's own version; "" without one."""
     return _ask("nvmlSystemGetDriverVersion") or ""
 
 
 def wait_until_released(ended: Mapping[str, int]) -> None:
-    """Wait until the driver shows no process that has ended on its GPU any more, or for long.
+    """Wait until the driver shows none of these processes any more, or for long.
 
-    The driver frees the memory of a killed process after the process is gone. One that takes its
-    place before that runs out of memory.
-
-    Args:
-        ended: UUID of a GPU, or of an instance of one -> pid of the process that had it.
+    It frees the memory of a killed process after the process is gone. One that takes its place
+    before that runs out of memory. `ended`: UUID of a GPU -> pid of the process that had it.
     """
 
     def is_there(uuid: str, pid: int) -> bool:
@@ -127,10 +107,7 @@ def wait_until_released(ended: Mapping[str, int]) -> None:
 
 
 def _read_index(index: int) -> list[Gpu]:
-    """A GPU, or its MIG instances, the indices of which may have gaps.
-
-    What the driver does not report of an instance is taken from its GPU.
-    """
+    """A GPU, or its MIG instances: what is not reported of an instance is taken from its GPU."""
     import pynvml
 
     try:
@@ -227,11 +204,7 @@ def other_users(gpu: Gpu) -> list[str]:
 
 
 def use_of(gpu: Gpu, is_ours: bool = False) -> str:
-    """Who computes on a GPU beside us, in words; "" if nobody does.
-
-    Args:
-        is_ours: ranks of this notebook compute there: by this user, perhaps unseen.
-    """
+    """Who computes on a GPU beside us (ranks of ours do, if it `is_ours`), in words; else ""."""
     if others := other_users(gpu):
         return f"in use by {', '.join(others)}"
     if is_ours:

@@ -1,9 +1,8 @@
 """What this process may use of the machine: cores and memory. Runs anywhere.
 
 More threads than cores make torch slower than one thread does, so the ranks of a machine divide
-what there really is. The number of cores of the machine is not that: a scheduler gives a job some
-of them (the affinity mask, which `nproc` shows), and a container mostly all of them for a share of
-the time (a quota of its cgroup, which neither `nproc` nor `os.process_cpu_count` shows).
+what there really is: a scheduler gives a job some of the cores (the affinity mask), a container
+mostly all of them for a share of the time (a quota of its cgroup, which `nproc` does not show).
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ def memory_limit(root: Path = ROOT) -> int:
 
 
 def folders(kind: str, root: Path = ROOT) -> list[Path]:
-    """The folders of this process's cgroup of a kind, in either version of cgroups, and of those
-    above it, which limit it as well; its own is the first.
+    """The folders of this process's cgroup of a kind, and of those above it, which limit it too.
 
-    A container may be told the path that its cgroup has on the host: of that the root alone is
-    there, and is its own.
+    In either version of cgroups; its own is the first. A container may be told the path that its
+    cgroup has on the host: of that the root alone is there, and is its own.
     """
     found: list[Path] = []
     for line in text(root / "proc/self/cgroup").splitlines():
@@ -65,7 +63,6 @@ def folders(kind: str, root: Path = ROOT) -> list[Path]:
 
 
 def text(path: Path) -> str:
-    """What a file says; "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

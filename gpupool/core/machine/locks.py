@@ -40,8 +40,6 @@ def lock_folder() -> Path:
 
 
 class DeviceLocks:
-    """The devices that this process has locked."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
@@ -51,11 +49,8 @@ class DeviceLocks:
     ) -> tuple[list[str], dict[str, str]]:
         """Lock the first `number` of `devices` that are free; none at all if there are too few.
 
-        Args:
-            force: count devices that others have locked as free.
-
-        Returns:
-            The devices to use, and the owner of each that another process has locked.
+        Gives these, and the owner of each that another process has locked; `force` counts those as
+        free.
         """
         taken: list[str] = []
         others: dict[str, str] = {}
@@ -72,7 +67,6 @@ class DeviceLocks:
         return taken, others
 
     def release(self) -> None:
-        """Release every device."""
         for descriptor in self._held.values():
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # to close it is not enough: a fork may have it
             os.close(descriptor)

@@ -24,15 +24,13 @@ _OF_CONTAINERS = re.compile("docker|podman|lxc|virbr|veth|br-|cni|flannel|cali|v
 
 
 def listen(network: str = "") -> tuple[list[socket.socket], list[tuple[str, str, int]]]:
-    """Listen at each IPv4 address of this machine that other hosts may reach: (interface, address,
-    port).
+    """Listen at each IPv4 address of this machine that other hosts may reach.
 
     Private networks come before the internet, and fast ones before slow ones. Where there is no
     such address, loopback is listened at: hosts may be parts of one machine. The kernel chooses the
     port, as it does for gloo and NCCL: so a firewall before these is met here.
 
-    Args:
-        network: as "10.1.0.0/16": the addresses in it, whatever they are, and no others.
+    `network`, as "10.1.0.0/16": the addresses in it, whatever they are, and no others.
     """
     stats, found = psutil.net_if_stats(), dict[str, ipaddress.IPv4Address]()
     for name, known in psutil.net_if_addrs().items():
@@ -55,11 +53,7 @@ def listen(network: str = "") -> tuple[list[socket.socket], list[tuple[str, str,
 
 
 def reach(targets: Mapping[str, Listened]) -> dict[str, dict[str, str]]:
-    """Try to connect to where hosts listen, to all at a time.
-
-    Returns:
-        Host -> address -> why, of those that fail: "connection refused", "timed out".
-    """
+    """Try to connect to where hosts listen: host -> address -> why, of those that fail."""
 
     failed: dict[str, dict[str, str]] = {}
 
@@ -79,15 +73,8 @@ def reach(targets: Mapping[str, Listened]) -> dict[str, dict[str, str]]:
 def choose(
     listening: Mapping[str, Listened], failed: Mapping[str, Mapping[str, Mapping[str, str]]]
 ) -> dict[str, tuple[str, str]]:
-    """For each host the first address that all others reach: (interface, address).
-
-    Args:
-        listening: host -> where it listens.
-        failed: host that has tried -> `reach`'s answer.
-
-    Raises:
-        PoolStartError: there is none. It names both hosts, the addresses, and why.
-    """
+    """For each host the first address that all others reach: (interface, address). `failed`: host
+    that has tried -> `reach`'s answer. A PoolStartError if there is none."""
     chosen: dict[str, tuple[str, str]] = {}
     for host, at in listening.items():
         whys = []

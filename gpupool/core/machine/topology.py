@@ -13,10 +13,7 @@ UNREADABLE = "?"  # as a UUID: the driver counts this GPU, and says no more of i
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that can compute on a GPU; `used_memory_bytes` is None where hidden.
-
-    Name and user are "?" where it cannot be seen, as that of another container.
-    """
+    """A process that can compute on a GPU. What cannot be seen of it is "?" or None."""
 
     pid: int
     name: str
@@ -58,7 +55,6 @@ class Gpu:
 
     @property
     def card(self) -> str:
-        """The UUID of the whole GPU."""
         return self.parent_uuid or self.uuid
 
 
@@ -94,16 +90,11 @@ class Discovery:
 
     @property
     def usable(self) -> list[Gpu]:
-        """Those that can be used."""
         return [gpu for gpu in self.gpus if not gpu.unavailable]
 
 
 def survey(gpus: Sequence[Gpu], visible_devices: str | None) -> Discovery:
-    """What can be used of the GPUs that the driver names, and why nothing can.
-
-    Args:
-        visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
-    """
+    """What can be used of the GPUs that the driver names, under this CUDA_VISIBLE_DEVICES."""
     visible = gpus if visible_devices is None else restrict(gpus, visible_devices)
     if not all(gpu.unavailable for gpu in visible):
         why_none = ""
@@ -121,10 +112,8 @@ def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
 
     CUDA reads entries, indices or UUIDs, up to the first that it does not know. Indices count in
     the driver's order. What a job may not use, as under Slurm, the driver counts and CUDA does not.
-
-    Where CUDA shows a process one MIG instance only, all that are named count here: a job's
-    allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
-    all its instances.
+    CUDA shows a process one MIG instance only; here all that are named count, as each engine is
+    given its own. A GPU with MIG mode on stands for all its instances.
     """
     chosen: list[Gpu] = []
     cards = dict.fromkeys(gpu.card for gpu in gpus if gpu.uuid != UNREADABLE)
@@ -140,12 +129,8 @@ def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
 def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     """The GPUs named, in the order named; all usable ones for None.
 
-    Args:
-        wanted: an index ("0"), a MIG instance ("0:1"), or a UUID. A GPU with MIG mode on stands for
-            all its instances.
-
-    Raises:
-        PlacementError: one is not there, cannot be used, or is given twice.
+    They are named by index ("0"), MIG instance ("0:1") or UUID. A GPU with MIG mode on stands for
+    all its instances. A PlacementError if one is not there, cannot be used, or is given twice.
     """
     if wanted is None:
         return found.usable
@@ -168,16 +153,11 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
 
 
 def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...]:
-    """Who gets what on this machine.
+    """Who gets what on this machine; without `n` there is a rank for each GPU, or two on CPU.
 
     Each of the first ranks has a GPU of its own; ranks beyond the GPUs have none, and take no part
-    in training. Without GPUs all ranks are CPU ranks. The cores are divided evenly among all ranks,
-    with a GPU or without: loading data and launching kernels need them too.
-
-    Args:
-        gpus: the GPUs to use, at most one per rank.
-        n: number of ranks; None: one per GPU, or 2 CPU ranks where there is none.
-        num_cores: cores to divide among the ranks; each rank has at least one thread.
+    in training. The cores are divided evenly among all ranks, with a GPU or without: loading data
+    and launching kernels need them too.
     """
     size = n or len(gpus) or 2
     return tuple(

@@ -1,7 +1,6 @@
 """Kinds of values that options take, each with the sentence for any other value. Runs anywhere.
 
-A check gets an option's name and value, and gives the value as it is kept: a plain number, a tuple,
-a text.
+A check gets an option's name and value, and gives the value as it is kept.
 """
 
 from __future__ import annotations
@@ -60,13 +59,11 @@ def _plain(name: str) -> str:
 
 
 def choose(name: str, value: object, words: Sequence[str]) -> None:
-    """Raise OptionsError if `value` is none of the words."""
     if value not in words:
         raise OptionsError(f"{name}={shown(value)} is unknown. {suggest(str(value), words)}")
 
 
 def shown(value: object) -> str:
-    """A value as it would be written, in short: among others, or in an error."""
     return shortened(as_written(value), 80)
 
 
@@ -88,8 +85,6 @@ def as_written(value: Any) -> str:
 
 
 def must(is_right: Callable[[Any], bool], advice: str) -> Check:
-    """What a test finds right; for any other value the advice is given."""
-
     def check(name: str, value: Any) -> Any:
         if not is_right(value):
             raise OptionsError(f"{name}={shown(value)}: {advice}")
@@ -111,7 +106,6 @@ def number(
     below: float = math.inf,
     most: float = math.inf,
 ) -> Check:
-    """A finite number within limits."""
     limits = {"at least": least, "above": above, "below": below, "at most": most}
     said = [f"{name} {limit}" for name, limit in limits.items() if not math.isinf(limit)]
     advice = f"must be a {'whole' if whole else 'finite'} number {' and '.join(said)}"
@@ -128,7 +122,6 @@ def number(
 
 
 def factors(name: str, value: Any) -> dict[str, float]:
-    """Factors by patterns of parameter names; 0 freezes the parameters that match."""
     must(lambda given: isinstance(given, Mapping), "give a dict, as {'head.*': 10}.")(name, value)
     check = number(least=0)
     return {pattern: check(f"{name}[{pattern!r}]", factor) for pattern, factor in value.items()}
@@ -168,7 +161,6 @@ def one_or_several(name: str, value: Any) -> Any:
 
 
 def functions(name: str, value: Any) -> tuple[Any, ...]:
-    """One or several functions."""
     return tuple(any_function(name, one) for one in one_or_several(name, value))
 
 
@@ -214,7 +206,6 @@ def interval(name: str, value: Any) -> str | int:
 
 
 def folder(name: str, value: object) -> str:
-    """The URL or path of a folder or file as text."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
         raise OptionsError(f"{name}={shown(value)}: must be a folder, as 's3://bucket/run1'.")
@@ -223,5 +214,4 @@ def folder(name: str, value: object) -> str:
 
 
 def flag_or_folder(name: str, value: object) -> str | bool:
-    """True, False, or a place."""
     return value if isinstance(value, bool) else folder(name, value)

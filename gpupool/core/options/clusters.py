@@ -66,11 +66,7 @@ _HOST = re.compile(r"(?!-)([\w.@%-]+)(?::([1-9]\d{0,3}))?")
 
 
 def cluster_of(options: PoolOptions) -> Cluster | None:
-    """What `options.profile` means; None for this machine.
-
-    Raises:
-        OptionsError: there is no such cluster, its table is wrong, or options contradict it.
-    """
+    """What `options.profile` means, None for this machine; an OptionsError if it means nothing."""
     name = options.profile
     if name == "local":
         return None
@@ -88,12 +84,10 @@ def cluster_of(options: PoolOptions) -> Cluster | None:
 
 def hosts_of(words: Iterable[str]) -> list[tuple[str, int | None]]:
     """The hosts of HOST[:RANKS] ..., with the ranks of each; of Slurm's "4(x2),2" before them too.
+    An OptionsError if one is no name of a host, or comes twice.
 
     >>> hosts_of(["a", "b:2"]), hosts_of(["4(x2),2", "a", "b", "c"])
     ([('a', None), ('b', 2)], [('a', 4), ('b', 4), ('c', 2)])
-
-    Raises:
-        OptionsError: one is no name of a host, or comes twice.
     """
     words = list(words)
     if not words:

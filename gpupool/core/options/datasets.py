@@ -104,12 +104,7 @@ def class_names(dataset: Any) -> tuple[str, ...]:
 def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
     """The data set with indices of its classes into `names`; as it is where it has no names.
 
-    Args:
-        what: the data set, for errors.
-        whose: those who know `names`.
-
-    Raises:
-        TrainingError: it has samples of a class that is not in `names`; says which.
+    A TrainingError, about `what` and `whose` names, if a sample is of a class that is none of them.
     """
     if not names:
         return dataset
@@ -164,11 +159,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def with_data(options: TrainingOptions, dataset: Any) -> TrainingOptions:
-    """The options with a weight for each sample, where they ask for classes that are balanced.
-
-    Raises:
-        OptionsError: the data set has no order that can be chosen, or not as many samples.
-    """
+    """The options with a weight for each sample, where they ask for classes that are balanced. An
+    OptionsError if the data set has no order that can be chosen, or not as many samples."""
     if options.weights is None:
         return options
     kind = type(dataset).__name__

@@ -23,18 +23,15 @@ _FIELD = re.compile(r'(?ms)^    # ---- ([^\n]+)|^    (\w+): .+?\n    """(.+?)"""
 
 
 class Needs(NamedTuple):
-    """Another option that an option works with only: one of `values`, or any that is given.
-
-    `meant` is what to choose for the other one.
-    """
+    """Another option that an option works with only: one of `values`, or any that is given."""
 
     other: str
     values: tuple[str, ...]
-    meant: str
+    meant: str  # what an error offers for it
 
 
 def option(default: Any, check: Check | None = None, needs: Needs | None = None) -> Any:
-    """An option: what it is unless given, its check beside its words, and what it needs to act."""
+    """What it is unless given, its check beside its words, and what it needs to act."""
     about = {"check": check, "needs": needs}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=about)
@@ -101,18 +98,16 @@ def is_given(options: Any, name: str) -> bool:
 
 
 def without_effect(options: Any, name: str, why: str) -> OptionsError:
-    """The error for an option that would do nothing."""
     return OptionsError(f"{name}={written(options, name)} has no effect {why}")
 
 
 def changed(options: Any) -> dict[str, str]:
-    """The options that differ from the defaults, each as it would be written, in short."""
+    """The options that differ from the defaults, in short."""
     names = [one.name for one in fields(options) if is_given(options, one.name)]
     return {name: written(options, name) for name in names}
 
 
 def written(options: Any, name: str) -> str:
-    """The value of an option as it would be written, in short."""
     return shown(getattr(options, name))
 
 
@@ -138,7 +133,6 @@ class _Annotation(str):
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    """The options of a dataclass as parameters by name, with their defaults and words."""
     return [
         inspect.Parameter(
             one.name,
@@ -151,10 +145,7 @@ def _parameters(kind: type) -> list[inspect.Parameter]:
 
 
 def with_keywords(function: Callable[..., Any], kind: type) -> inspect.Signature:
-    """The signature of `function` with every option by name instead of its last parameter.
-
-    Completion in a notebook reads it.
-    """
+    """The signature of `function`, for completion: all options instead of its last parameter."""
     signature = inspect.signature(function)
     own = dict(list(signature.parameters.items())[:-1])
     more = [one for one in _parameters(kind) if one.name not in own]

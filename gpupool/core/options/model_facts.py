@@ -21,13 +21,11 @@ def check_parameters(model: Any, options: TrainingOptions) -> None:
 def match_factors(
     option: str, names: Iterable[str], factors: Mapping[str, float]
 ) -> dict[str, float]:
-    """The factor of each parameter: that of the last pattern that matches its name, else 1.
+    """The factor of each parameter: that of the last pattern that matches its name, else 1. An
+    OptionsError for a pattern that matches none.
 
     >>> match_factors("learn_rate_factors", ["a.weight", "b.weight"], {"a.*": 0})
     {'a.weight': 0.0, 'b.weight': 1.0}
-
-    Raises:
-        OptionsError: a pattern that matches no parameter.
     """
     found = dict.fromkeys(names, 1.0)
     for pattern, factor in factors.items():

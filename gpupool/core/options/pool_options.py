@@ -75,8 +75,7 @@ class PoolOptions(Options):
                 raise OptionsError(f"{name}={value!r} and {other} exclude each other.")
 
     @property
-    def idle_timeout_s(self) -> float | None:
-        """`idle_timeout` in seconds; None for never."""
+    def idle_timeout_s(self) -> float | None:  # None for never
         return parse_duration_s(self.idle_timeout)
 
 

@@ -19,16 +19,14 @@ DROP_FACTOR = 0.1
 def lr_factor(
     options: TrainingOptions, step: int, steps_per_epoch: int, epoch: int | None = None
 ) -> float:
-    """The factor on `lr` of a step.
+    """The factor on `lr` of a step, which counts from 1 over all epochs, as `epoch` does.
 
-    Args:
-        step: counts from 1 over all epochs.
-        steps_per_epoch: 0 where nobody knows; then `check_for` has passed the options.
-        epoch: from 1; computed from `step` if left out.
+    `steps_per_epoch` is 0 where nobody knows; then `check_for` has passed the options.
     """
     # torch's schedulers count the steps that are done, and ours count from 1.
     done = step - 1
-    warmup = warmup_steps(options, steps_per_epoch)
+    number, unit = (0, "step") if options.warmup is None else warmup_of(options.warmup)
+    warmup = number * (steps_per_epoch if unit == "epoch" else 1)
     if done < warmup:  # LinearLR
         return WARMUP_FACTOR + (1 - WARMUP_FACTOR) * done / warmup
     if callable(options.schedule):
@@ -50,12 +48,6 @@ def lr_factor(
     if options.schedule == "linear":  # LinearLR
         return lowest + (1 - lowest) * (1 - share)
     return lowest + (1 - lowest) * (1 + math.cos(math.pi * share)) / 2  # CosineAnnealingLR
-
-
-def warmup_steps(options: TrainingOptions, steps_per_epoch: int) -> int:
-    """How many steps the warm-up has; 0 without one."""
-    number, unit = (0, "step") if options.warmup is None else warmup_of(options.warmup)
-    return number * (steps_per_epoch if unit == "epoch" else 1)
 
 
 def total_steps(options: TrainingOptions, steps_per_epoch: int) -> int | None:

@@ -223,11 +223,7 @@ def _check_together(options: TrainingOptions) -> None:
 
 
 def check_for(options: TrainingOptions, *, has_validation: bool, num_samples: int | None) -> None:
-    """Refuse options that do nothing with these data; of a stream nobody knows `num_samples`.
-
-    Raises:
-        OptionsError: with what was meant.
-    """
+    """OptionsError for what does nothing with these data; `num_samples` is None of a stream."""
     names = ("patience", "objective", "validate_every", "metrics")
     idle = [name for name in names if is_given(options, name)]
     # keep="last" is what happens without validation, and does no harm.
@@ -258,11 +254,8 @@ def check_for(options: TrainingOptions, *, has_validation: bool, num_samples: in
 def merged(
     loss: Any, options: TrainingOptions | None, keywords: Mapping[str, Any]
 ) -> tuple[Any, TrainingOptions]:
-    """The loss and options of a call of `train`: `keywords` replace single fields of `options`.
-
-    Raises:
-        OptionsError: a name that is no option, or a value that is none.
-    """
+    """The loss and options of a call of `train`: `keywords` replace single fields of `options`. An
+    OptionsError for a name that is no option, and for a wrong value."""
     if isinstance(loss, TrainingOptions) and options is None:  # train(model, dataset, options)
         loss, options = "auto", loss
     options = TrainingOptions() if options is None else options

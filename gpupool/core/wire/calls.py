@@ -1,11 +1,10 @@
 """Every call of a rank that the client may make: the one list of them. Runs anywhere.
 
-A call crosses as it is; `gpupool/engine/entry.py` serves it. Those of an
-ordinary rank answer with a `Reply` of what stands in the brackets of `Call`.
+A call crosses as it is; `gpupool/engine/entry.py` serves it, and answers with a `Reply` of what
+stands in the brackets of `Call`.
 
-`invoke` is the one function that travels to the engines. ipyparallel sends a function as its code
-object and runs it in the engine's own copy of the module it came from. Sending only this stub keeps
-engine code the engine's installed version, and keeps the client from importing it.
+`invoke` is the one function that travels to the engines. ipyparallel runs it in the engine's own
+copy of this module: so the client imports no code of the engine's.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from gpupool.core.wire.values import Bindings, Job, Place, Reloaded, Sources, Va
 class Call(Generic[Value]):
     """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
 
-    What the rank shows meanwhile is the user's where `is_shown`. `reloaded` are the modules of the
-    user's that the notebook has loaded again, `torch_settings` the notebook's when it is made.
+    What the rank shows meanwhile is the user's where `is_shown`. `torch_settings` are the
+    notebook's when it is made.
     """
 
     is_shown: ClassVar[bool] = False
@@ -60,16 +59,13 @@ serve: Callable[[Call[Any]], Reply[Any]] = _nobody
 
 
 def invoke(call: Call[Any]) -> Reply[Any]:
-    """Serve a call on this engine."""
     return serve(call)
 
 
 @dataclass(frozen=True)
 class BoundCall(Call[Value]):
-    """A call that runs with values of the notebook in place; its reply has `names` and `lost`.
-
-    `bindings` is None where no variable travels.
-    """
+    """A call that runs with values of the notebook in place, if any variable travels; its reply has
+    `names` and `lost`."""
 
     bindings: Bindings | None = field(default=None, kw_only=True)
 
@@ -91,10 +87,10 @@ class WarmUp(Call[None]):
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """How the pool forms its group; ranks meet at `store`.
+    """How the pool forms its group; ranks meet at `store`, the path of a file.
 
-    It is the path of a file, or of several hosts "ADDRESS:PORT", where anybody on the network can
-    read and write: what the ranks say of themselves there is signed with `key`.
+    Of several hosts it is "ADDRESS:PORT", where anybody on the network can read and write: what the
+    ranks say of themselves there is signed with `key`.
     """
 
     store: str
@@ -121,19 +117,15 @@ class FormGroup(Call[None]):
 
 @dataclass(frozen=True)
 class RunSource(BoundCall[CodeReply]):
-    """Run a cell. `cell_number` is the notebook's; None: it is no cell of it.
-
-    `waits`: it ends when the device has computed all that it was given.
-    """
+    """Run a cell; it `waits` until the device has computed all that it was given."""
 
     is_shown = True
     source: str
-    cell_number: int | None
+    cell_number: int | None  # None: it is no cell of the notebook
     waits: bool = True
 
     @property
     def title(self) -> str:
-        """With the cell's number."""
         return f"cell In[{self.cell_number}]" if self.cell_number else self.what
 
 
@@ -222,8 +214,7 @@ class SyncState(BoundCall[None]):
 class Train(Call[TrainReply]):
     """Train as the job says; the first rank leaves the weights in the pool's `result_name`.
 
-    `again`: resume from the checkpoints of an attempt before. `num_ranks`: so many train, the first
-    of those that can; 0: all of them.
+    `again`: resume from the checkpoints of an attempt before. `num_ranks` train; 0: all that can.
     """
 
     is_shown = True

@@ -79,11 +79,7 @@ def select(
 ) -> dict[str, str]:
     """The variables of `environ` whose names match one of the names or globs.
 
-    Args:
-        strict: whether each has to match.
-
-    Raises:
-        OptionsError: one matches nothing; a value typed behind a name is not repeated.
+    If `strict`, one that matches nothing is an OptionsError; a value typed behind it is not shown.
     """
     chosen: dict[str, str] = {}
     for pattern in patterns:
@@ -116,9 +112,8 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 def for_groups(interface: str = "") -> tuple[dict[str, str], dict[str, str]]:
     """What process groups are to find set, and what else where the host's environment lacks it.
 
-    Args:
-        interface: where the other hosts reach this one; "" if there are none. Then all listen on
-            loopback alone, whatever the user has set.
+    Other hosts reach this one at `interface`; without them ("") all listen on loopback alone,
+    whatever the user has set.
 
     >>> for_groups()[0]["NCCL_SOCKET_IFNAME"], for_groups("eth1")[1]["NCCL_SOCKET_IFNAME"]
     ('=lo', '=eth1')

@@ -22,14 +22,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class StartEvent(Event):
-    """Training begins: what will be done.
+    """What will be done; where training begins again, all that was reported follows once more.
 
-    Where it begins again, everything that was reported before follows once more. `num_steps` and
-    `steps_per_epoch` are 0 where that is not known, as of a stream. `objective` is by what the best
-    network is chosen ("loss", "accuracy", a metric), if any is. `devices` are those of `ranks`, in
-    this order, and `hosts` where these are, if the pool is on several. `validate_every` counts
-    steps; 0: there is no validation; -1: one after every epoch, of a length that nobody knows.
-    `started_at` is rank 0's wall clock. `unit` is what a sample is.
+    `num_steps` and `steps_per_epoch` are 0 where that is not known, as of a stream. The best
+    network, if any, is chosen by `objective`. `devices` are those of `ranks`, in this order, and
+    `hosts` where these are, if the pool is on several. `validate_every` counts steps; 0: there is
+    no validation; -1: one after every epoch, of a length that nobody knows. `started_at` is rank
+    0's wall clock. `unit` is what a sample is.
     """
 
     num_epochs: int
@@ -55,12 +54,9 @@ class StartEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent(Event):
-    """One optimizer step: loss and accuracy (0..1, of classes) are means over the global batch.
+    """One optimizer step: loss and accuracy (0..1, of classes) are means over the global batch."""
 
-    `step` counts from 1 over all epochs.
-    """
-
-    step: int
+    step: int  # from 1, over all epochs
     epoch: int
     loss: float
     accuracy: float | None
@@ -85,10 +81,7 @@ class ValidationEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent(Event):
-    """Something the user should know at once, in one sentence.
-
-    Training continues, or ends automatically.
-    """
+    """Something the user should know at once, in one sentence."""
 
     message: str
     step: int
@@ -140,11 +133,10 @@ the gradients of the others and for those on their way; steps; calls the user's 
 class RankEvent(Event):
     """How one rank fares; each sends its own about once a second while it trains, and at the end.
 
-    `work_s` is the median since the last such event of what a step takes this rank itself, without
-    what it waits for the others: they wait for the rank with the longest. `step_s` is the median of
-    whole steps. `utilization` (0..1), memory and temperature are those of its GPU, whoever uses it;
-    of a rank on CPU, those of its process. `spent` maps `PHASES` to the seconds of its training so
-    far, but for its first step, which sets things up.
+    `step_s` is the median of whole steps since the last such event, `work_s` without the waits for
+    others: they wait for the rank with the longest. `utilization` (0..1), memory and temperature
+    are those of its GPU, whoever uses it; of a rank on CPU, those of its process. `spent` maps
+    `PHASES` to the seconds of its training so far, but for its first step, which sets things up.
     """
 
     rank: int
@@ -175,11 +167,8 @@ class ProgressEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class EndEvent(Event):
-    """Training is over.
-
-    `stopped_by` is "epochs" or "max_steps" (all was done), "user", "callback", "patience" or
-    "diverged" (it ended early). The network that is kept is that after `kept_step`; -1: the last.
-    """
+    """Training is over, by "epochs" or "max_steps" (all was done), or early: by "user", "callback",
+    "patience" or "diverged". The network that is kept is that after `kept_step`; -1: the last."""
 
     stopped_by: str
     step: int
@@ -212,8 +201,7 @@ class MonitorEvent(Event):
 class ProfileEvent(Event):
     """The operators that took longest in the steps that were traced, the dearest first.
 
-    Of each its name, how often it was called, and milliseconds on the CPU and on the GPU: its own,
-    without those of the operators that it calls.
+    Of each its name, the number of calls, and its own milliseconds on CPU and GPU.
     """
 
     rank: int
@@ -233,16 +221,10 @@ _KINDS = {name: kind for name, kind in list(globals().items()) if name.endswith(
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """The event as a dict of plain values, with its kind under "kind"."""
     return {"kind": type(event).__name__, **asdict(event)}
 
 
 def from_dict(data: dict[str, Any]) -> Event:
-    """The event that `to_dict` turned into `data`.
-
-    Raises:
-        KeyError: an unknown kind, so client and engine run different versions of gpupool.
-    """
     fields = dict(data)
     made: Event = _KINDS[fields.pop("kind")](**fields)
     return made

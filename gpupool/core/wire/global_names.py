@@ -28,7 +28,6 @@ class Globals(NamedTuple):
 
 
 def globals_in(code: CodeType, *, is_cell: bool = False) -> Globals:
-    """The global names of a function's code, or of a whole cell's."""
     found = Globals(set(), set(), set(), set())
     steps = list(dis.get_instructions(code))
     bound_at, is_imported = _bound_at(code, steps), False

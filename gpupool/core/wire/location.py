@@ -15,12 +15,11 @@ POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One operation of torch.distributed, as one rank takes part in it.
+    """One operation of torch.distributed, such as "all_reduce", as one rank takes part in it.
 
-    `op` is such as "all_reduce"; `seq` counts those of its group, 0 where torch does not number
-    them (send, recv, monitored_barrier). `ranks` are the global ranks that take part, `group` is
-    torch's name of their group. `since_s`: seconds since it was called, 0 where torch does not say.
-    `values` is what it was called with, such as "float32[4]".
+    `seq` counts those of its group, 0 where torch does not number them (send, recv,
+    monitored_barrier). `ranks` are global ones, `group` is torch's name. `since_s`: seconds since
+    it was called, 0 where torch does not say. `values` is what it got, such as "float32[4]".
     """
 
     op: str
@@ -52,10 +51,10 @@ class Location:
     """What a rank does at this moment.
 
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
-    `function` is the function of torch.distributed that the main thread has called, "" outside of
-    them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
-    `queued`: the collective waits in the queue of a device, and the host has continued to `line`;
-    nobody knows where it was called. `last` has of each group the last collective that is over.
+    `function` is that of torch.distributed that the main thread is in, `cpu_s` what this thread has
+    computed since it was started. `idle`: no call runs. `queued`: the collective waits in the queue
+    of a device, and the host has continued to `line`; nobody knows where it was called. `last` has
+    of each group the last collective that is over.
     """
 
     line: str = ""
@@ -68,10 +67,7 @@ class Location:
 
     @property
     def doing(self) -> str:
-        """The collective in words: "all_reduce", "reduce_scatter (all_reduce)", or "".
-
-        Without its number: torch counts since the pool began, which nobody can find in a cell.
-        """
+        """The collective, as "reduce_scatter (all_reduce)"; not its number, which no cell shows."""
         if self.collective is None:
             return self.function
         name = self.collective.op

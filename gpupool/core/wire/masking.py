@@ -21,18 +21,13 @@ _MIN_BASE64_OCTETS = 8  # of fewer, base64 has less than ten characters that are
 
 
 class Secrets:
-    """The values to hide of one pool. It only grows: what was hidden once stays hidden.
-
-    Whoever masks with it (a `Redactor`, say) knows of values that are added later too. Any thread
-    may read it while one adds to it.
-    """
+    """The values to hide of one pool. It only grows, also while other threads mask with it."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values: set[str] = set()
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
-        """Hide these values too, from now on."""
         self._values.update(value for value in values if len(value) > 1)
         forms = defaultdict[str, list[str]](list)
         for form in sorted({form for one in self._values for form in _forms(one)}, key=len)[::-1]:
@@ -77,10 +72,7 @@ class Redactor:
 
 
 def redact(text: str, secrets: Secrets) -> str:
-    """`text` with every occurrence of a hidden value replaced by a mask.
-
-    Values that overlap in the text are masked as one, so that no piece of either is left.
-    """
+    """`text` with hidden values masked; those that overlap as one, so that no piece is left."""
     return Redactor(secrets).feed(text, is_last=True)
 
 

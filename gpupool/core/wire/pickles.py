@@ -1,13 +1,12 @@
 """Values on their way between the notebook and the ranks. Runs anywhere.
 
-A value is pickled; the data of arrays and tensors is left out of the pickle and stands beside it,
-so that it is neither copied nor sent through the controller: large parcels are memory that both
-sides map. A file without a name (memfd_create(2)) holds it, which the kernel frees with the last
-process that has it open: nothing is left behind, whoever is killed, and no mount limits its size.
+A value is pickled; the data of arrays and tensors stands beside the pickle, so that it is neither
+copied nor sent through the controller: large parcels are memory that both sides map. A file without
+a name (memfd_create(2)) holds it, which the kernel frees with the last process that has it open:
+nothing is left behind, whoever is killed, and no mount limits its size.
 
 Functions and classes of the notebook travel by value, as cloudpickle does it. In values of cells
-they have no copy of the names they use: those are looked up where the function runs, in the
-namespace of the cells.
+they look up the names they use where they run, in the namespace of the cells.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import GpuPoolError, PoolError, TrainingError
-from gpupool.core.wire.reductions import Pickler, dumps
+from gpupool.core.wire.reductions import Made, Pickler, dumps
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 WHOLE = -1  # the index of a parcel's value itself among its parts
@@ -34,9 +33,9 @@ _PIECE_BYTES = 16 << 20
 _NUM_WRITERS = 4
 _OF_TORCHSCRIPT = "Tried to serialize object __torch__."  # how torch refuses one
 _MAX_DEPTH = 6  # of what a value holds, where a part is looked for that cannot be pickled
-
-
-Made = TypeVar("Made")
+_OF_RANKS = (
+    "it refers to values that only the ranks have: put it again, made of the notebook's own."
+)
 
 
 class TooLargeError(Exception):
@@ -69,10 +68,10 @@ def typed_storage(untyped: Any, dtype: Any) -> Any:
 
 
 class DataPacker(Pickler):
-    """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
+    """Pickles one value; afterwards `stream()` is the pickle, `buffers` the data beside it, and
+    `filenames` where its functions were compiled.
 
-    `filenames` are where the functions in it, and those of its classes, were compiled. A pickle, or
-    data, of more than `max_bytes` is a `TooLargeError`, before it is copied.
+    A pickle, or data, of more than `max_bytes` is a `TooLargeError`, before it is copied.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -83,16 +82,13 @@ class DataPacker(Pickler):
         super().__init__(self._file, protocol=5, buffer_callback=self._file.leave_out)
 
     def stream(self) -> bytes:
-        """The pickle."""
         return self._file.getvalue()
 
     @property
     def num_bytes(self) -> int:
-        """Pickle and data together."""
         return self._file.tell() + self._file.num_beside
 
     def reducer_override(self, obj: Any) -> Any:
-        """How a part is pickled."""
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -146,13 +142,11 @@ class _BoundedFile(io.BytesIO):
         return super().write(data)
 
     def leave_out(self, buffer: pickle.PickleBuffer) -> None:
-        """Have these bytes beside the pickle."""
         self.beside.append(buffer.raw())
         self.num_beside += self.beside[-1].nbytes
         self.check(self.num_beside)
 
     def check(self, num_bytes: int) -> None:
-        """Raise if so many are too many, for the pickle or what is beside it."""
         if self._max_bytes is not None and num_bytes > self._max_bytes:
             raise TooLargeError(num_bytes)
 
@@ -220,12 +214,10 @@ class Part(NamedTuple):
     start: int = 0
 
 
-Packed = Sequence[Part]
-"""A packed value that crosses: the data beside its pickle, and at the end the pickle."""
+Packed = Sequence[Part]  # of a value: the data beside its pickle, and at the end the pickle
 
 
 def inline(part: memoryview) -> Part:
-    """Bytes that go along in the message."""
     return Part(part.nbytes, part.readonly, bytes(part))
 
 
@@ -271,9 +263,7 @@ class Source:
 def pack(value: object, max_bytes: int | None = None) -> bytes:
     """A value as bytes, for a message; `unpack` is its inverse. GPU tensors arrive on the CPU.
 
-    Raises:
-        TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
-        Exception: whatever the value's class raises when it cannot be pickled.
+    Raises TooLargeError, before a large tensor is copied, and whatever the value's class raises.
     """
     packer = Packer(max_bytes)
     packer.dump(value)
@@ -281,17 +271,14 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The value that `pack` was given."""
     return Source(pickle.loads(data)).load()  # nosec B301 # made by `pack` in a process of the pool
 
 
 def copy_of(model: Made) -> Made:
-    """A copy of a network, made as networks travel.
+    """A copy of a network, made as networks travel; a TrainingError if it cannot.
 
     `copy.deepcopy` would refuse those whose hooks compute a weight, and forget the attributes of
     parameters.
-
-    Raises TrainingError, and says why, for one that cannot travel.
     """
     try:
         copy: Made = pickle.loads(dumps(model))  # nosec B301 # made here
@@ -342,15 +329,9 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]]:
 # These two only stand in pickles: a rank puts its own in their place (`engine/cells/variables.py`).
 def part(number: int, index: int) -> Any:
     """An object that came to the rank in an earlier parcel."""
-    raise _of_ranks()
+    raise PoolError(_OF_RANKS)
 
 
 def rank_value(name: str, path: tuple[str, ...], version: int) -> Any:
     """The rank's own value of a name, or an attribute of it."""
-    raise _of_ranks()
-
-
-def _of_ranks() -> PoolError:
-    return PoolError(
-        "it refers to values that only the ranks have: put it again, made of the notebook's own."
-    )
+    raise PoolError(_OF_RANKS)

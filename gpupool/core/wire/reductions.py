@@ -29,7 +29,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, which carries more."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How a part is pickled."""
         found = (_imports.get() or {}).get(id(obj))
         if found and not _can_pickle(obj):
             return pkgutil.resolve_name, (found,)
@@ -39,7 +38,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dumps(value: object) -> bytes:
-    """The pickle of a value."""
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
@@ -102,7 +100,6 @@ def _reduced(obj: Any) -> tuple[Any, ...] | None:
 
 
 def code(filename: str, *parts: Any) -> CodeType:
-    """Compiled code of this file."""
     return CodeType(*parts).replace(co_filename=filename)
 
 
@@ -112,7 +109,6 @@ def cached(function: Any, maxsize: int | None, typed: bool) -> Any:
 
 
 def view(data: Any, format: Any, shape: Any) -> Any:
-    """A memoryview of these bytes."""
     return memoryview(data).cast("B").cast(format, shape)
 
 
@@ -148,8 +144,8 @@ def _reduced_class(kind: type, reduction: Any) -> Any:
 def make_class(meta: Any, name: str, bases: tuple[Any, ...], *rest: Any) -> Any:
     """A class that is still empty, by cloudpickle; but the notebook's code does not hear of it.
 
-    Its metaclass and its bases' `__init_subclass__` have seen the class when it was made. What they
-    noted then travels with the values in which they noted it.
+    Its metaclass and its bases' `__init_subclass__` have seen it when it was made: what they noted
+    travels with the values in which they noted it.
     """
     above = {kind for base in types.resolve_bases(bases) for kind in base.__mro__}
     ours = {kind: vars(kind).get("__init_subclass__") for kind in filter(_is_of_notebook, above)}

@@ -27,10 +27,9 @@ class Raised:
 class Reply(Generic[Value]):
     """What a call gave: its `value`, which means nothing if it `raised`.
 
-    `context_lost`: the process can use its GPU no more. `lags`: it raised, and its device computes
-    behind the host; if collectives are aborted, tensors may hold half a sum. `group_wanting`: the
-    pool has to form its group again. `lost` are the numbers of parcels that the rank does not have,
-    to be sent again; `names` says what names of a cell mean now.
+    `context_lost`: the process can use its GPU no more. `lags`: its device computes behind the
+    host; if collectives are aborted, tensors may hold half a sum. `group_wanting`: the pool has to
+    form its group again. `lost` are the numbers of parcels to be sent again.
     """
 
     value: Value

@@ -17,17 +17,13 @@ Found = TypeVar("Found", covariant=True)
 
 @dataclass(frozen=True)
 class Answer(Generic[Found]):
-    """What a rank says: `found` if its `status` is "ok", else the `error`'s text.
-
-    The client itself answers "died" for a rank that ends before it has.
-    """
+    """What a rank says; the client itself answers "died" for one that ends before it has."""
 
     status: Literal["ok", "error", "died"]
     found: Found | None = None
     error: str = ""
 
     def content(self) -> dict[str, Any]:
-        """The fields, as the message has them."""
         return asdict(self)
 
 
@@ -41,11 +37,9 @@ class ControlRequest(Generic[Found]):
         return f"gpupool_{cls.__name__.lower()}_request"
 
     def content(self) -> dict[str, Any]:
-        """The fields, as the message has them."""
         return asdict(self)
 
     def answer(self, content: Mapping[str, Any]) -> Answer[Found]:
-        """The answer that a message has."""
         found = content.get("found")
         read = None if found is None else self._read(found)
         return Answer(content["status"], read, content.get("error", ""))
@@ -90,10 +84,7 @@ class Abort(ControlRequest[None]):
 
 @dataclass(frozen=True)
 class Where(ControlRequest[Location]):
-    """Say the line and the collective that the main thread is in.
-
-    A `glance` costs less, see `gpupool/engine/group/location.py`.
-    """
+    """Say the line and the collective that the main thread is in; a `glance` costs less."""
 
     glance: bool = False
 
@@ -108,12 +99,9 @@ class Counts(ControlRequest[Mapping[str, int]]):
 
 @dataclass(frozen=True)
 class SetEnvironment(ControlRequest[None]):
-    """Set and remove environment variables; `refresh`: open file systems take new credentials.
+    """Set and remove environment variables; `refresh`: open file systems take new credentials."""
 
-    Its repr has no values: they may be secrets.
-    """
-
-    variables: Mapping[str, str] = field(repr=False)
+    variables: Mapping[str, str] = field(repr=False)  # may be secrets
     unset: Sequence[str]
     refresh: bool = True
 
@@ -126,7 +114,6 @@ class Signal(ControlRequest[None]):
 
     @classmethod
     def message_type(cls) -> str:
-        """That of ipyparallel."""
         return "signal_request"
 
 
@@ -140,10 +127,7 @@ class AppendToFile(ControlRequest[str]):
 
 @dataclass(frozen=True)
 class ReadFile(ControlRequest[bytes]):
-    """Read so many bytes of the file of this name in the pool's private folder; less at its end.
-
-    A `start` below 0 counts from there.
-    """
+    """Read so many bytes of such a file, less at its end, from which a `start` below 0 counts."""
 
     name: str
     start: int
@@ -152,7 +136,7 @@ class ReadFile(ControlRequest[bytes]):
 
 @dataclass(frozen=True)
 class RemoveFile(ControlRequest[None]):
-    """Remove the file of this name from the pool's private folder, if it is there."""
+    """Remove such a file, if it is there."""
 
     name: str
 

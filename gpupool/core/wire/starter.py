@@ -16,7 +16,6 @@ _RANK = "rank "  # with its number behind it
 
 
 def process_of(rank: int) -> str:
-    """The name of a rank's process."""
     return f"{_RANK}{rank}"
 
 
@@ -26,7 +25,6 @@ def log_of(process: str) -> str:
 
 
 def rank_of(process: str) -> int | None:
-    """The rank of a process of this name; None if it is of none."""
     return int(process.removeprefix(_RANK)) if process.startswith(_RANK) else None
 
 
@@ -35,13 +33,12 @@ def rank_of(process: str) -> int | None:
 
 @dataclass(frozen=True)
 class Open:
-    """A pool begins; its private folder, inside the starter's, is there.
+    """A pool begins; `env` is the environment of all its processes, and never holds a secret.
 
-    `env` is the environment of all its processes. It never holds a secret. Without a folder, on
-    another host than the notebook's, the starter makes one, with the connection file in it: its
-    text is `connection`, or, where others could read what crosses, in the file `connection_path` of
-    a home that both hosts see. `env` is the starter's own then. The folder `before` was left there
-    by a starter of this pool that was killed.
+    Its private folder is inside the starter's; on another host ("") the starter makes it, with the
+    connection file: its text is `connection`, or, where others could read what crosses, in the file
+    `connection_path` of a home that both hosts see. `env` is the starter's own then. The folder
+    `before` was left there by a starter of this pool that was killed.
     """
 
     folder: str
@@ -60,8 +57,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Ping:
-    """Both ends are there; answered by `Ping`. Who hears nothing for long takes the other for
-    lost."""
+    """Answered by `Ping`. Who hears nothing for long takes the other for lost."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +101,8 @@ class Stop:
 class Hello:
     """What a starter on another host is: said first, and once.
 
-    `versions` are those of Python, gpupool and torch ("": it is not there). `gpus` are the GPUs
-    as `Discovery` has them (`dataclasses.asdict`), `num_cores` those that the job may use. It
-    listens, until a pool is opened, at [interface, address, port].
+    `versions` are those of Python, gpupool and torch, `gpus` a `Discovery` as a dict, `num_cores`
+    those that the job may use. It listens, until a pool is opened, at [interface, address, port].
     """
 
     versions: Mapping[str, str]
@@ -146,8 +141,6 @@ class Locked:
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process is there."""
-
     name: str
     pid: int
 
@@ -159,10 +152,7 @@ class Killed:
 
 @dataclass(frozen=True)
 class Exited:
-    """A process has ended, or could not be started.
-
-    `cause` is what is known beside its exit status. Of the starter itself the client says so.
-    """
+    """A process has ended, or could not be started; of the starter itself the client says so."""
 
     name: str
     status: int
@@ -183,7 +173,6 @@ _KINDS: dict[str, type[Line]] = {kind.__name__.lower(): kind for kind in get_arg
 
 
 def encode(line: Line) -> bytes:
-    """A line as it crosses: its kind and its fields."""
     return json.dumps({"kind": type(line).__name__.lower(), **vars(line)}).encode() + b"\n"
 
 

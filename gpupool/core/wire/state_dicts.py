@@ -1,7 +1,4 @@
-"""State dicts that hold more than tensors, as `get_extra_state` of modules gives it.
-
-Runs anywhere; imports torch when used.
-"""
+"""State dicts, also of what `get_extra_state` gives. Runs anywhere; imports torch when used."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def save(state: Any, file: IO[bytes]) -> None:
-    """`torch.save(state, file)` of what `torch.load(weights_only=True)` is going to read.
-
-    Raises TrainingError if the file, which has been written then, holds anything else.
-    """
+    """`torch.save(state, file)`; then a TrainingError if `weights_only=True` would not read it."""
     import torch
 
     try:

@@ -1,7 +1,4 @@
-"""What crosses of variables: values on their way to a rank, and what is said of a rank's own.
-
-Runs anywhere.
-"""
+"""What crosses of variables: values for a rank, and what is said of its own. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from dataclasses import dataclass
 
 from gpupool.core.wire.pickles import Packed
 
+# name -> a name on the rank, and the path of attributes from there
 Aliases = Mapping[str, tuple[str, Sequence[str]]]
-"""name -> a name on the rank, and the path of attributes from there."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ Sources = Mapping[str, tuple[int, str]]
 
 @dataclass(frozen=True)
 class Reloaded:
-    """Modules that the notebook has loaded again: how often each, and where it finds modules."""
+    """Modules of the user's that the notebook has loaded again: how often each."""
 
     times: Mapping[str, int]
     sys_path: Sequence[str]
@@ -37,10 +34,9 @@ class Reloaded:
 
 @dataclass(frozen=True)
 class Values:
-    """Values of the notebook for a rank: `parcels` by number, with the `sources` of their code.
+    """Values of the notebook for a rank: `parcels` by number, and what names mean with them.
 
-    `numbers` and `aliases` say what names mean with them; of parcels that came earlier, `wanted`
-    are still of use.
+    Of parcels that came earlier, `wanted` are still of use.
     """
 
     parcels: Sequence[tuple[int, Packed]]
@@ -53,10 +49,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Job:
-    """A training, or a pass over a data set: see `core/jobs.py`. A request to stop has its `name`.
-
-    `sys_path` is where the notebook finds modules.
-    """
+    """A training, or a pass over a data set: see `core/jobs.py`. `requests.Stop` has its `name`."""
 
     name: str
     packed: Packed
@@ -66,11 +59,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Bindings:
-    """What names mean on a rank while a call runs: `values`, and what is imported for it.
-
-    `modules` are names, `imports` statements. `names` are those that the call binds, to be reported
-    on.
-    """
+    """What names mean on a rank while a call runs, and what is imported: `modules` are names,
+    `imports` statements. `names`, which the call binds, are reported on."""
 
     values: Values
     modules: Sequence[str]
@@ -80,11 +70,7 @@ class Bindings:
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """What is known of a rank's value without fetching it.
-
-    `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
-    `length` for what has one; `text` is a short repr, only where it was asked for.
-    """
+    """What is known of a rank's value without fetching it; `text` is a short repr if asked for."""
 
     type: str
     shape: tuple[int, ...] | None = None
@@ -94,8 +80,7 @@ class ValueInfo:
     text: str | None = None
 
     def __str__(self) -> str:
-        """In a few words.
-
+        """
         >>> str(ValueInfo("Tensor", (2, 3), "float32", "cuda:0")), str(ValueInfo("list", length=4))
         ('Tensor 2x3 float32 cuda:0', 'list of 4')
         """

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from gpupool.core.machine import gpus as module
-from gpupool.core.machine.gpus import GpuTable, discover, read_gpus, use_of
+from gpupool.core.machine.gpus import GpuTable, discover, read_gpus, use_of, why_torch_cannot
 from gpupool.notebook.objects import gpu_table_html
 from gpupool.notebook.page import markup
 from tests.servers.nvidia_driver import (
@@ -63,27 +63,17 @@ def test_who_uses_a_gpu(driver: DriverOn) -> None:
     assert all(f">rank {n}<" in html for n in range(8))
 
 
-LOOK = """
-from gpupool.core.machine.gpus import why_torch_cannot
-print(why_torch_cannot())
-"""
-
-
 @pytest.mark.parametrize("cuda", [None, "12.8"])
-def test_a_torch_for_cpus_cannot_use_a_gpu(tmp_path: Path, cuda: str | None) -> None:
+def test_a_torch_for_cpus_cannot_use_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None
+) -> None:
     package = tmp_path / "torch"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('it takes seconds')")
     (package / "version.py").write_text(f"debug = False\ncuda: Optional[str] = {cuda!r}\n")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    asked = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ("built without CUDA" in asked.stdout) is (cuda is None)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert ("built without CUDA" in why_torch_cannot()) is (cuda is None)
 
 
 def test_a_process_cannot_draw_by_its_name(driver: DriverOn) -> None:
@@ -121,6 +111,8 @@ def test_a_gpu_that_falls_off_the_bus_while_it_is_watched(driver: DriverOn) -> N
     assert found.gpus[1].unavailable == "GPU is lost"
     driver.show(LOST)
     assert driver.run(discover).why_none == "GPU 0: GPU is lost"
+    driver.show()
+    assert driver.run(discover).why_none == "the NVIDIA driver finds no GPU"
 
 
 def discover_anew() -> str:

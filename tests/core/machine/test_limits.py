@@ -12,10 +12,7 @@ from gpupool.core.machine.limits import cpu_quota, memory_limit, num_usable_core
 
 
 def system(root: Path, own: str, **files: str) -> Path:
-    """A /proc and a /sys/fs/cgroup as the kernel writes them.
-
-    `own` is the text of /proc/self/cgroup; `files` are cgroups', "__" means "/".
-    """
+    """A folder with `own` as /proc/self/cgroup, and `files` of cgroups: "__" means "/"."""
     content = {"proc/self/cgroup": own}
     content |= {f"sys/fs/cgroup/{name.replace('__', '/')}": text for name, text in files.items()}
     for name, text in content.items():

@@ -37,7 +37,6 @@ def test_every_user_may_lock_and_a_link_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder for all users, as `lock_folder`."""
     if os.getuid() != 0:
         pytest.skip("needs root, to be another user as well")
     folder = Path(tempfile.mkdtemp())

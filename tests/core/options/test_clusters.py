@@ -25,7 +25,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(profile: str, file: str = "", **options: Any) -> Cluster:
-    """The cluster of these options, with this gpupool.toml."""
     if file:
         Path("gpupool.toml").write_text(file)
         Path("gpupool.toml").chmod(0o644)

@@ -38,13 +38,6 @@ def test_a_wrong_pool_option_is_refused() -> None:
     assert PoolOptions(idle_timeout="2h", hang_after_s=float("inf")).idle_timeout_s == 7200.0
 
 
-def test_an_unknown_name_is_answered_with_the_right_one() -> None:
-    answers = {"idle_timout": "idle_timeout", "devices": "device", "m": "n, hosts"}
-    for name, answer in answers.items():
-        with raises(OptionsError, name, answer):
-            PoolOptions(**{name: 1})  # type: ignore[arg-type]
-
-
 def test_a_duration_in_seconds() -> None:
     times = {"90s": 90.0, " 2h ": 7200.0, "1d": 86400.0, "1.5m": 90.0, "7": 7.0, 0.5: 0.5}
     for text, seconds in {**times, "never": None, None: None}.items():

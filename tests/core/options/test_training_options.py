@@ -124,7 +124,10 @@ def test_what_does_nothing_with_this_data_is_refused() -> None:
     for num_samples, values in (
         *((100, {name: value}) for name, value in of_validation.items()),
         (100, {"max_steps": 101, "batch_size": 10}),
-        (None, {"workers": 2}),
+        (None, {"workers": 2}),  # of a stream
+        (None, {"schedule": "linear"}),
+        (None, {"warmup": "1 epoch"}),
+        (None, {"on_error": "skip"}),
     ):
         with raises(OptionsError, name := next(iter(values))) as caught:
             check_for(TrainingOptions(**values), has_validation=False, num_samples=num_samples)

@@ -36,7 +36,6 @@ ARRAYS = arrays.arrays(
 
 
 def through_memory(value: object) -> object:
-    """The value after a way through mapped memory."""
     packer = Packer()
     packer.dump(value)
     file = MemoryFile()
@@ -97,14 +96,9 @@ def test_tensors_that_share_memory_share_it_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [np.zeros(2000, np.uint8), torch.zeros(2000, dtype=torch.uint8), b"x" * 2000, ["x" * 500] * 5],
-    ids=["array", "tensor", "bytes", "list of one string"],
+    "value", [np.zeros(2000, np.uint8), torch.zeros(2000, dtype=torch.uint8), b"x" * 2000]
 )
 def test_what_is_too_large_is_told(value: object) -> None:
-    if isinstance(value, list):  # the same string five times is one
-        assert unpack(pack(value, 1000)) == value
-        return
     assert len(pack(value, 2100)) > 2000
     with pytest.raises(TooLargeError) as caught:
         pack(value, 1000)
