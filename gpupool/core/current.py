@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-find_pool: Callable[[], Any] = lambda: None  # noqa: E731
+
+def _none() -> None:
+    return None
+
+
+find_pool: Callable[[], Any] = _none
 """Returns the running pool, or None; `gpupool/pool/session.py` puts the real one here."""
 
 trial: ContextVar[Callable[[int, Mapping[str, float]], None] | None] = ContextVar(

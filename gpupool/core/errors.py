@@ -1,18 +1,29 @@
 """Every error gpupool raises on purpose. Runs anywhere.
 
-    GpuPoolError
-    ├── OptionsError (ValueError), PlacementError, CompositeError (TypeError), TransferError
-    ├── PoolError
-    │   ├── NoPoolError, PoolStartError, GroupError, EngineDiedError, UnansweredError
-    │   └── ParcelsLostError, StillRunningError (TimeoutError)
-    ├── SpmdError, which holds a RankError of each rank that has failed
-    ├── DataError
-    │   └── DataNotFoundError, CredentialsError, SampleError, MissingSampleError (both of these)
-    └── TrainingError
+    GpuPoolError                  one sentence: what happened, where, what to do
+    ├── OptionsError (ValueError) an option is unknown, malformed or without effect
+    ├── PlacementError            the devices asked for are not there, or in use
+    ├── PoolError                 the pool cannot do this now
+    │   ├── NoPoolError           no pool runs in this notebook
+    │   ├── PoolStartError        the pool did not come up; nothing was left running
+    │   ├── GroupError            the process group was not formed; the next run tries again
+    │   ├── EngineDiedError       an engine process is gone
+    │   ├── UnansweredError       an engine does not answer
+    │   ├── ParcelsLostError      a rank does not have what was sent to it before
+    │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
+    ├── CompositeError (TypeError)  a handle was used in the place of the values on the ranks
+    ├── TransferError             a variable cannot be sent to the ranks; none has run
+    ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
+    ├── DataError                 a datastore cannot be listed or read
+    │   ├── DataNotFoundError     nothing there
+    │   ├── CredentialsError      the store refused the credentials
+    │   └── SampleError           one sample cannot be read: .reason
+    │       └── MissingSampleError (DataNotFoundError)  it is gone
+    └── TrainingError             train() or predict() cannot continue
 
 Programs tell them apart by class, and those of data by `kind`, as the wording may change.
 In IPython these show as their message alone: the user's own line is the cell just above it,
-and none of our frames would help.
+and none of our frames would help. `RankError` is not raised: it is what `SpmdError` holds.
 """
 
 from __future__ import annotations

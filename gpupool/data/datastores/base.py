@@ -156,6 +156,12 @@ class Datastore(InParts):
         """The same images in an order that `seed` determines."""
         return self.subset(epoch_order(len(self), seed, 0, shuffle=True))
 
+    def partition(self, n: int, i: int) -> Self:
+        """Part `i` (0 to n - 1) of `n`: every n-th image, from the i-th on."""
+        if not 0 <= i < n:
+            raise OptionsError(f"partition({n}, {i}): the parts are 0 to {n - 1}")
+        return self.subset(range(i, len(self), n))
+
     def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
         """Split every class alike: a part for each of `sizes`, and one for the rest if any is left.
 

@@ -303,7 +303,11 @@ def _named(name: str, pick: Picked, ignored: int) -> MeanOf | OfTorchmetrics:
         one_each = name not in _OF_SCORES or (name == "auc" and num == 2)
         return (found[:, -1] if one_each else found, actual, num) if actual.numel() else None
 
-    return MeanOf(right) if name in _ACCURACIES else OfTorchmetrics(partial(_made, name), rows)
+    if name in _ACCURACIES:
+        return MeanOf(right)
+    import torchmetrics  # noqa: F401  (seconds, for which the first validation would be blamed)
+
+    return OfTorchmetrics(partial(_made, name), rows)
 
 
 def _made(name: str, num: int) -> Any:

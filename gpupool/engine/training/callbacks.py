@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -33,8 +33,8 @@ class CallbackInfo:
     lr: float
     last: StepEvent | None
     validation: ValidationEvent | None
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    model: nn.Module = field(repr=False)
+    optimizer: torch.optim.Optimizer = field(repr=False)
     rank: int
     world_size: int
     elapsed_s: float

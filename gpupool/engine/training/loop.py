@@ -128,10 +128,10 @@ class _Training:
             loss, world.device, model=model, weight=options.weight, num_classes=num_classes
         )
         self.form = form_of(model, loss, options)
-        self.run = run = make_run(model, options, world, Reporter(world, event_log))
         self.metrics = make_metrics(
             options.metrics, scored=self.loss.scored, ignored=self.loss.ignored
         )
+        self.run = run = make_run(model, options, world, Reporter(world, event_log))
         self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
         self.step = TrainingStep(run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.saving = Saving(run, event_log, dataset)

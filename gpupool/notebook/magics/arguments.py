@@ -168,6 +168,7 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
     more = "It has what a rank printed outside of cells."
     add = command("log", "Show the end of a rank's log.", more).add_argument
     add("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
+    add("-n", type=_above_0, default=50, metavar="N", help="so many lines; 50 unless given")
     about = "Say why the last training is slow, and what to do; before any, look at the machine."
     more = "With a folder's URL it also measures how fast all ranks read there, with their keys."
     add = command("doctor", about, more).add_argument
@@ -274,6 +275,7 @@ def _number(kind: Callable[[str], float], what: str, above: float) -> Callable[[
 
 
 _whole = _number(int, "a whole number", -math.inf)
+_above_0 = _number(int, "a whole number above 0", 0)
 _seconds = _number(float, "a number of seconds above 0", 0)
 
 

@@ -202,7 +202,7 @@ _COMMANDS: Mapping[str, Callable[[Namespace], object]] = {
     "hosts": _hosts,
     "gpus": lambda chosen: session.gpus(),
     "env": _env,
-    "log": lambda chosen: print(session.current_pool().log(chosen.rank)),
+    "log": lambda chosen: print(session.current_pool().log(chosen.rank, chosen.n)),
     "doctor": _doctor,
     "debug": lambda chosen: _post_mortem(session.current_pool(), chosen.rank),
     "help": _help,

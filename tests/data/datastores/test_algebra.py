@@ -91,8 +91,10 @@ def test_whatever_is_taken_apart_keeps_its_label(
     own = ds.subset(part)
     expected = named(own)
     assert expected == [named(ds)[index] for index in part]
-    thirds = [own.subset(range(index, len(own), cut)) for index in range(cut)]
-    assert sorted(chain.from_iterable(map(named, thirds))) == sorted(expected)
+    parts = [own.partition(cut, index) for index in range(cut)]
+    assert sorted(chain.from_iterable(map(named, parts))) == sorted(expected)
+    with raises(OptionsError, "partition"):
+        own.partition(cut, cut)
     back = pickle.loads(pickle.dumps(own.shuffle(3)))
     assert sorted(named(back)) == sorted(expected)
     assert named(back) == named(own.shuffle(3))

@@ -44,6 +44,7 @@ def refusal(command: str, line: str) -> str:
             {"command": "start", "profile": "slurm", "n": 16, "words": ["-p", "gpu", "-h"]},
         ),
         ("restart -1,0", {"command": "restart", "ranks": "-1,0"}),
+        ("log 1 -n 20", {"command": "log", "rank": "1", "n": 20}),
         ("", {"command": "status"}),
         *((line, {"command": "help", "topic": "debug"}) for line in ("debug -h", "debug 1 --help")),
         *((line, {"command": "help", "topic": None}) for line in ("-h", "help", "help -h")),
