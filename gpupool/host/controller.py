@@ -21,7 +21,6 @@ _UNREAD = {b"iopub", b"incontrol", b"outcontrol"}
 
 
 def main() -> None:
-    """Serve until the starter ends it."""
     try:
         _serve()
     except Exception:

@@ -19,7 +19,7 @@ _SAYS_WHY = re.compile(r'what\(\):|^  File "', re.MULTILINE)  # the latter is a 
 
 
 def cause_of_end(status: int, log: Path, tail: str, memory: OutOfMemoryWatch) -> str:
-    """What the exit status does not say: that memory or disk space ran out, say; else ""."""
+    """What the exit status does not say; "" if nothing is known."""
     if status == -signal.SIGKILL:
         return memory.reason()
     if not tail and log.parent.is_dir() and shutil.disk_usage(log.parent).free == 0:
@@ -54,8 +54,8 @@ def log_tail(log: Path, start: int) -> str:
 class OutOfMemoryWatch:
     """Whether the kernel ended a process because memory ran out: SIGKILL does not say who sent it.
 
-    The kernel counts its out-of-memory kills of each cgroup (the container, the job), and a count
-    that has risen proves it: each kill explains one death.
+    It counts its out-of-memory kills of each cgroup (the container, the job): each that is new
+    explains one death.
     """
 
     def __init__(self, root: Path = limits.ROOT) -> None:

@@ -2,17 +2,17 @@
 
 Started as `starter FOLDER CLIENT_PID WARM_S NEEDED LATE`, it imports once what every engine needs,
 and then forks them. NEEDED and LATE name modules, with commas. What is in a module can be forked as
-soon as that is imported, and anything when all that is needed is, which it says; the others are
-imported while nobody asks for anything. The client writes commands to its stdin and reads events
-from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
+soon as that is imported, and anything when all that is needed is; the others are imported while
+nobody asks for anything. Commands come on stdin and events go to stdout, one a line
+(`gpupool/core/wire/starter.py`), whatever stands between.
 
-On another host than the notebook's the site's own starter starts it, over ssh say. CLIENT_PID is 0
-then, and in the place of FOLDER, which it makes itself, stands the network of the hosts, or "".
+On another host than the notebook's CLIENT_PID is 0, and in the place of FOLDER, which it makes
+itself, stands the network of the hosts, or "".
 
-It serves one pool at a time, from `Open` to `Stop`, and ends when none has been open for WARM_S
-seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, or has not
-pinged for 30 seconds over there, all that was started is killed and FOLDER, which holds keys,
-removed. Should the starter itself be killed, the kernel ends its children (PR_SET_PDEATHSIG).
+It serves one pool at a time, and ends when none has been open for WARM_S seconds. stdin is the
+lifeline: when it closes or the client dies, by whatever means, or has not pinged for 30 seconds
+over there, all that was started is killed and FOLDER, which holds keys, removed. Should the starter
+itself be killed, the kernel ends its children (PR_SET_PDEATHSIG).
 
 One thread, and nothing here may open a zmq context or touch CUDA: none of that survives a fork.
 """
@@ -55,7 +55,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Starter:
-    """The processes of a pool by pid, and the loop that serves commands and reaps the dead.
+    """The loop that serves commands and reaps the dead.
 
     All descriptors are plain numbers: in a child they are closed, and no object closes them again.
     """
@@ -89,11 +89,8 @@ class Starter:
     # ---- the loop ------------------------------------------------------------------------
 
     def serve(self) -> lines.Spawn | None:
-        """Serve commands until the client is gone or nobody wants a pool.
-
-        Returns:
-            None at the end; in every forked child what it is to become.
-        """
+        """Serve until the client is gone or nobody wants a pool. Gives None then, and in every
+        forked child what it is to become."""
         client = -1
         if not self._is_remote:
             client = os.pidfd_open(self._client_pid)  # readable when it has ended
@@ -139,7 +136,6 @@ class Starter:
         self._serving = False
 
     def end(self) -> None:
-        """Leave nothing behind."""
         set_process_name(ENDING_STARTER)  # a new pool waits for our locks then
         self._kill_children()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -157,9 +153,7 @@ class Starter:
             self._serving = time.monotonic() < self._leave_at
 
     def _tell(self, event: lines.Line) -> None:
-        data = lines.encode(event)
-        while data:  # a signal may cut a long one in two
-            data = data[os.write(self._line, data) :]
+        os.write(self._line, lines.encode(event))
 
     # ---- what the client asks for --------------------------------------------------------
 
@@ -230,17 +224,15 @@ class Starter:
         log_start = log.stat().st_size if log.exists() else 0
         gc.freeze()  # a collection in a child would write to, and so copy, the pages shared with it
         hears = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid, why = -1, ""
         try:
             pid = os.fork()
         except OSError as error:  # no more processes: the others live on
-            why = str(error)
+            pid = -1
+            self._tell(lines.Exited(asked.name, 1, str(error), ""))
         if pid == 0:
             return True
         signal.pthread_sigmask(signal.SIG_SETMASK, hears)
-        if why:
-            self._tell(lines.Exited(asked.name, 1, why, ""))
-        else:
+        if pid > 0:
             self._poll.register(os.pidfd_open(pid), select.POLLIN)
             self._children[pid] = asked, log_start
             self._memory.renew()
@@ -250,7 +242,6 @@ class Starter:
     # ---- the dead ------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Tell of each child that has ended since."""
         with contextlib.suppress(ChildProcessError):  # there is no child at all
             while (changed := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = changed[0], os.waitstatus_to_exitcode(changed[1])
@@ -278,7 +269,6 @@ class Starter:
 
 
 def main() -> None:
-    """Serve until nobody needs it. Continues in every forked child as what was asked for."""
     os.umask(0o077)
     set_process_name(STARTER)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

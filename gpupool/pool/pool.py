@@ -124,8 +124,8 @@ class Pool(Ranks):
         `on_notice` hears what the user should know while it runs; without it that is on stderr.
         """
         if not isinstance(source_or_function, str):
-            call = (source_or_function, args, kwargs)
-            return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
+            kept = self.variables.keep_call((source_or_function, args, kwargs))
+            return self.variables.begin_call(kept, ranks, on_output, timeout_s, on_notice)
         calls = dict.fromkeys(ranks, RunSource(source_or_function, None))
         return Execution(self, calls, on_output, timeout_s, on_notice)
 

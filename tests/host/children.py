@@ -22,16 +22,8 @@ def tell_modules() -> None:
 
 def deaf() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("up", flush=True)
-    while True:
-        time.sleep(1)
-
-
-def hold_the_gil() -> None:
-    print("up", flush=True)
-    libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL while C sleeps
-    libc.sleep(60)
+    time.sleep(60)
 
 
 def crash() -> None:

@@ -39,7 +39,6 @@ class StarterUnderTest:
             bufsize=1,
             cwd=ROOT,
         )
-        self.pids: dict[str, int] = {}
         self.open()
 
     def open(self) -> None:
@@ -55,11 +54,6 @@ class StarterUnderTest:
         assert self.process.stdout is not None
         return dict(json.loads(self.process.stdout.readline()))
 
-    def stop(self) -> None:
-        self.send(kind="stop")
-        while self.event() != {"kind": "stopped"}:
-            pass
-
     def ask(
         self, function: str, name: str = "rank 0", module: str = "tests.host.children", **env: str
     ) -> None:
@@ -72,7 +66,6 @@ class StarterUnderTest:
         self.ask(function, name, **env)
         event = self.event()
         assert (event["kind"], event["name"]) == ("spawned", name)
-        self.pids[name] = event["pid"]
         return int(event["pid"])
 
     def log_path(self, name: str) -> Path:
@@ -89,7 +82,6 @@ class StarterUnderTest:
         return [int(pid) for pid in self.log("children").split()[1:]]
 
     def end(self) -> None:
-        """After a test, whatever it found."""
         with self.process:
             self.process.kill()
 
@@ -103,12 +95,11 @@ def starter(tmp_path: Path) -> Iterator[StarterUnderTest]:
 
 
 def test_client_gone_then_nothing_is_left_whatever_it_is_doing(starter: StarterUnderTest) -> None:
-    for function in ("sleep", "deaf", "hold_the_gil"):
-        starter.spawn(function, function)
+    pids = [starter.spawn("fork_two"), *starter.grandchildren()]
+    for function in ("deaf", "sleep"):
+        pids.append(starter.spawn(function, function))
         starter.log("up", function)
-    starter.spawn("fork_two")
-    pids = [*starter.pids.values(), *starter.grandchildren()]
-    os.kill(starter.pids["sleep"], signal.SIGSTOP)
+    os.kill(pids[-1], signal.SIGSTOP)
     assert not any(gone(pid) for pid in pids)
     assert starter.process.stdin is not None
     starter.process.stdin.close()
@@ -158,7 +149,9 @@ def test_what_a_dead_child_had_forked_goes_with_it_and_all_else_at_the_stop(
     until(lambda: gone(in_its_group), GONE_S)
     for number in range(10):
         starter.ask("sleep", f"on its way {number}")
-    starter.stop()
+    starter.send(kind="stop")
+    while starter.event() != {"kind": "stopped"}:
+        pass
     assert gone(in_a_session_of_its_own, *pids)
     assert psutil.Process(starter.process.pid).children() == []
     assert not starter.pool_folder.exists()

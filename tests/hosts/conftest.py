@@ -12,13 +12,11 @@ from tests.hosts.lab import Lab
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Hosts with homes of their own."""
     with closing(Lab()) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Lab]:
-    """Hosts with one home, and Slurm."""
     with closing(Lab(with_slurm=True)) as lab:
         yield lab

@@ -10,7 +10,6 @@ in /etc/hosts, as Debian gives it, and docker0 has the same address on all.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -71,7 +70,6 @@ NodeName=node[1-2] NodeAddr=10.77.0.1[1-2] CPUs=8 RealMemory=1000 Gres=gpu:2
 
 
 def need(*programs: str) -> None:
-    """Skip the test unless these are there."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         pytest.skip(f"needs {', '.join(missing)}: make hosts installs them")
 
@@ -101,7 +99,6 @@ class Lab:
             raise
 
     def close(self) -> None:
-        """End all, and wait for it."""
         for process in self._first:
             process.communicate()  # its stdin ends: so does it, when all on that host have
         for process in self._others:
@@ -144,7 +141,6 @@ class Lab:
         return Path(f"/proc/{self.pids[host]}/root{path}")
 
     def write(self, host: str, path: Path, text: str) -> None:
-        """Write a private file on a host."""
         file = self.path(host, path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch(0o600)
@@ -160,11 +156,10 @@ class Lab:
         return found
 
     def parent(self, host: str, pid: int) -> int:
-        """The process that has started another one."""
         return int(self.run(host, "ps", "-o", "ppid=", "-p", str(pid)))
 
     def left(self, *hosts: str) -> dict[str, set[str]]:
-        """The processes and temporary files of these hosts, or all, that are new."""
+        """The processes and temporary files that are new on these hosts, or all."""
         now = {host: self._things(host) - self._then[host] for host in hosts or ADDRESSES}
         return {host: things for host, things in now.items() if things}
 
@@ -184,11 +179,6 @@ class Lab:
         """Pull it out ("down") or plug it in ("up"): nobody is told."""
         self.run("switch", "ip", "link", "set", f"p-{host}", state)
 
-    def num_bytes(self, host: str) -> tuple[int, int]:
-        """The bytes that have gone to a host, and come from it."""
-        (port,) = json.loads(self.run("switch", *f"ip -json -stats link show p-{host}".split()))
-        return port["stats64"]["tx"]["bytes"], port["stats64"]["rx"]["bytes"]
-
     def _start(self, name: str, unshare: str, lines: Sequence[str]) -> None:
         """Start the first process of new namespaces, which runs these lines, and then reaps."""
         script = "\n".join(["set -eu", *lines, "echo up", "trap '' CHLD", "exec cat"])
@@ -202,7 +192,6 @@ class Lab:
         self.pids[name] = below[0].pid if below else process.pid
 
     def _start_host(self, host: str, shares_home: bool) -> None:
-        """Start a host and join it to the switch."""
         names = {address: name for name, address in ADDRESSES.items() if name != host}
         names |= {"127.0.0.1": "localhost", "127.0.1.1": host}
         lines = [*_own_files(self.folder, shares_home), f"hostname {host}", _OF_A_HOST]

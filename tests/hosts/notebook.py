@@ -43,7 +43,6 @@ class Notebook:
         return self._asking.submit(self._actor.ask, "run", source=source)
 
     def close(self) -> None:
-        """End it, and wait until it has ended."""
         self._actor.close()
         self._asking.shutdown()
 

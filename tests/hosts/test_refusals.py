@@ -45,7 +45,6 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab) -> Iterator[Notebook]:
-    """One that is refused again and again."""
     with closing(Notebook(lab)) as notebook:
         yield notebook
 
@@ -58,7 +57,6 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 
 def refused(notebook: Notebook, start: str = START) -> str:
-    """What is said of a pool that does not start."""
     answer = notebook.begin(f"{start}; pool.stop()").result()
     return f"{answer.get('error')} {answer.get('text')}"
 

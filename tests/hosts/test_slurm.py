@@ -35,7 +35,6 @@ def notebook(cluster: Lab) -> Iterator[Notebook]:
 
 
 def jobs(lab: Lab, what: str = "%T") -> list[str]:
-    """The jobs that wait or run."""
     return sorted(lab.run("login", "squeue", "--noheader", f"--format={what}").split())
 
 

@@ -38,10 +38,8 @@ class Allocation:
 
     Made, it has them, or has raised: it waits without a limit, and says how things stand.
     KeyboardInterrupt, or `is_stopped`, cancels. `on_end` hears in words that they are gone, unless
-    they were given back, `on_notice` that they soon will be; both in a background thread.
-
-    Raises:
-        PoolError: it was stopped, or there are none (PoolStartError): the scheduler's own words.
+    they were given back, `on_notice` that they soon will be; both in a background thread. A
+    PoolError says that it was stopped, or why there are none (PoolStartError).
     """
 
     def __init__(
@@ -93,7 +91,6 @@ class Allocation:
             self._output.close()
 
     def _wait(self, say: Progress, is_stopped: Callable[[], bool]) -> list[str]:
-        """The hosts, as what holds them says."""
         ask_at = time.monotonic() + _ASK_S / 2  # they may be there at once
         while not self._gone.wait(_LOOK_S):
             if found := re.search(r"^gpupool (\S+)(.*)\n", self._said(), re.MULTILINE):
@@ -112,10 +109,8 @@ class Allocation:
         raise PoolStartError(f"{self._how_it_ended()}.")
 
     def _hold(self) -> None:
-        """Start what holds the hosts, and wait for its end, or for `close`.
-
-        The kernel ends it with this thread, so that nothing may be raised here.
-        """
+        """Start what holds the hosts, and wait for its end, or for `close`. The kernel ends it with
+        this thread, so that nothing may be raised here."""
         try:
             process = subprocess.Popen(
                 dying_with_us(shlex.split(self._cluster.hold)),
@@ -149,7 +144,6 @@ class Allocation:
             self._on_end(words)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
-        """See to it that nothing is held."""
         assert process.stdin is not None
         is_killed = (process.poll() or 0) < 0
         process.stdin.close()
@@ -201,7 +195,6 @@ class Allocation:
         return ""
 
     def _said(self) -> str:
-        """The end of what `hold` has said."""
         start = max(0, os.fstat(self._output.fileno()).st_size - _TAIL_BYTES)
         return os.pread(self._output.fileno(), _TAIL_BYTES, start).decode(errors="replace")
 
@@ -220,6 +213,6 @@ def _shown(text: str) -> str:
 
 
 def _clock(time: str) -> str:
-    """The time of day of one in ISO's form, with the day if that is another one."""
+    """The time of day, with the day if that is another one."""
     is_today = time.startswith(f"{datetime.now():%Y-%m-%d}")
     return time[11:16] if is_today else time[:16].replace("T", " ")

@@ -44,39 +44,30 @@ _HERE = "the notebook's machine"
 
 
 class Agent(Processes):
-    """The processes of a pool on another host, by its agent; `ranks` are those asked for."""
+    """The processes of a pool on another host, by its agent."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        on_exit: OnExit,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, name: str, line: Line, on_exit: OnExit) -> None:
         self.who = f"host {name}"
-        self.ranks: set[int] = set()
+        self.ranks: set[int] = set()  # that were asked for
         self._num_unheard = 0  # pings, since it was heard last
-        super().__init__(Line(command, env), on_exit)
+        super().__init__(line, on_exit)
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing can be asked of it any more."""
         return self._stopped.is_set()
 
     def hello(self, limit_s: float) -> lines.Hello:
         """What it says of its host; a PoolError says why it does not."""
-        self._wait(lambda: lines.Hello in self._answers, "does not answer", limit_s)
+        self._wait(lambda: lines.Hello in self._answers, limit_s)
         hello: lines.Hello = self._answers[lines.Hello]
         return hello
 
     def reach(self, targets: Mapping[str, network.Listened]) -> lines.Reached:
-        """Try to connect to hosts from there."""
-        return self._ask(lines.Reach(targets), lines.Reached, "does not answer")
+        return self._ask(lines.Reach(targets), lines.Reached)
 
     def open(self, text: str, path: str = "", before: str = "") -> None:
         """Have it make the pool's folder, with the connection file in it; see `lines.Open`."""
-        command = lines.Open("", {}, text, path, before)
-        opened = self._ask(command, lines.Opened, "made no folder")
+        opened = self._ask(lines.Open("", {}, text, path, before), lines.Opened)
         if opened.why:
             raise PoolError(
                 f"{self.who} does not see this home ({opened.why}). What crosses its line can be "
@@ -127,11 +118,8 @@ class Hosts(Forked):
         self._allocation: Allocation | None = None
 
     def place(self, progress: Progress) -> Placement:
-        """Get the hosts, reach them, find how they reach each other, and place the ranks.
-
-        Raises as `placement.place_ranks`; a PoolError names a host that cannot be reached, or has
-        other versions.
-        """
+        """Get the hosts, find how they reach each other, and place the ranks. Raises as
+        `placement.place_ranks`; a PoolError names a host that will not do."""
         self._allocation = Allocation(
             self._cluster, progress, self._over.is_set, self._note_end, NoticeLines()
         )
@@ -208,8 +196,8 @@ class Hosts(Forked):
         starter = command_for("gpupool.host.starter", python)
         command = [*starter, self._cluster.network, "0", *ARGUMENTS]
         assert self._allocation is not None
-        wrapped, env = self._allocation.wrapped(name, command), self._allocation.environment
-        agent = Agent(name, wrapped, self._on_exit, env)
+        line = Line(self._allocation.wrapped(name, command), self._allocation.environment)
+        agent = Agent(name, line, self._on_exit)
         agent.pids = self.pids
         return agent
 
@@ -227,7 +215,7 @@ class Hosts(Forked):
         return network.choose(listens, failed)
 
     def _open(self, agent: Agent, before: str = "") -> None:
-        """Have an agent make the pool's folder; keys cross only what nobody can read."""
+        """Have an agent make its folder; keys cross only what nobody can read."""
         text = self.engine_file.read_text()
         if self._cluster.is_private:
             agent.open(text, before=before)
@@ -266,7 +254,6 @@ class Hosts(Forked):
                     agent.look()
 
     def _note_end(self, words: str) -> None:
-        """The job has ended, and nobody here has ended it."""
         if not self._over.is_set():
             self._over.set()
             job, _, how = words.partition(" ended")
@@ -274,12 +261,11 @@ class Hosts(Forked):
 
 
 def _by_host(ranks: Iterable[Rank]) -> dict[str, list[Rank]]:
-    """Host -> its ranks, of some in their order."""
+    """Host -> those of its ranks, in order."""
     return {host: list(there) for host, there in groupby(ranks, attrgetter("host"))}
 
 
 def _discovery(hello: lines.Hello) -> Discovery:
-    """The GPUs of a host as it has said them."""
     gpus = []
     for plain in hello.gpus["gpus"]:
         processes = tuple(GpuProcess(**one) for one in plain["processes"])
@@ -288,7 +274,6 @@ def _discovery(hello: lines.Hello) -> Discovery:
 
 
 def _check_versions(name: str, hello: lines.Hello) -> None:
-    """Raise PoolStartError where a host has other versions than the notebook."""
     for package, version in versions().items():
         there = hello.versions.get(package)
         if there != version:

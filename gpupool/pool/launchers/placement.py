@@ -1,7 +1,6 @@
-"""Which rank of a new pool gets what, and where. Runs on the client.
+"""Which rank of a new pool gets what, and where: look, choose, lock, place. Runs on the client.
 
-The arithmetic is in `gpupool/core/machine/topology.py`; here it is asked in the right
-order: look, choose, lock, place.
+The arithmetic is in `gpupool/core/machine/topology.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +38,9 @@ class Placement:
 class Site:
     """A host where ranks can be placed: what it has, and how its GPUs are locked.
 
-    `name`, `interface` and `address` are those of `Rank`; `num_ranks` is how many it is to have, if
-    that is decided; `note` says what may go wrong there.
+    `lock` is called once, if a GPU is to be used, as the last thing that can fail: (UUIDs, number)
+    -> the `number` of these GPUs, in order, that are now locked for this pool. `num_ranks` is how
+    many it is to have, if that is decided; `note` says what may go wrong there.
     """
 
     lock: Callable[[Sequence[str], int], list[str]]
@@ -58,16 +58,8 @@ def place_ranks(options: PoolOptions, lock: Callable[[Sequence[str], int], list[
 
     Without `gpus=` every usable GPU is a candidate, so that `n` ranks find `n` free ones. The GPUs
     of `gpus=` are needed as they are; a smaller `n` takes the first of them. One on which another
-    user computes is not free, whether a pool does or not; `force` shares it.
-
-    Args:
-        lock: called once, if a GPU is to be used, as the last thing that can fail: (UUIDs, number)
-            -> the `number` of these GPUs, in order, that are now locked for this pool.
-
-    Raises:
-        PlacementError: a GPU that was asked for is not there, cannot be used, is in use, or is
-            locked.
-        OptionsError: `backend="nccl"` and not every rank gets a GPU that NCCL takes.
+    user computes is not free, whether a pool does or not; `force` shares it. A PlacementError says
+    why a GPU cannot be had, an OptionsError that NCCL lacks one for a rank.
     """
     found = Discovery((), "") if options.device == "cpu" else discover()
     return place_on(options, [Site(lock, found, num_usable_cores(), note=little_shared_memory())])
@@ -108,7 +100,6 @@ def place_on(options: PoolOptions, sites: Sequence[Site]) -> Placement:
 def _sizes(
     options: PoolOptions, sites: Sequence[Site], usable: Sequence[Sequence[Gpu]]
 ) -> list[int]:
-    """How many ranks each host gets."""
     if options.n and any(site.num_ranks is None for site in sites):
         if options.n < len(sites):
             raise OptionsError(f"n={options.n}: there are {len(sites)} hosts; name fewer.")
@@ -118,7 +109,6 @@ def _sizes(
 
 
 def _locked(options: PoolOptions, site: Site, gpus: list[Gpu], size: int) -> list[Gpu]:
-    """The GPUs of a host that are locked for so many ranks."""
     if not gpus:
         return []
     candidates = gpus[:size] if options.gpus else gpus
@@ -137,7 +127,6 @@ def _at(site: Site, text: str) -> str:
 
 
 def too_few(why: str, free: int, num_gpus: int, number: int) -> PlacementError:
-    """That `free` of `num_gpus` GPUs can be had and not `number`, for which reason, what to do."""
     take = f"`-n {free}` takes those" if free else "`--cpu` starts CPU ranks"
     return PlacementError(
         f"You asked for {number} of {num_gpus} GPUs, and {free} can be had; {why}. {take}; "

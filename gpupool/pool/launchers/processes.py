@@ -24,7 +24,7 @@ from gpupool.core.wire import starter as lines
 from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of
 from gpupool.pool.launchers import starter
 from gpupool.pool.launchers.placement import too_few
-from gpupool.pool.launchers.starter import Line, Starter
+from gpupool.pool.launchers.starter import Line
 from gpupool.pool.status import HostInfo
 
 DIE_S = 20.0
@@ -42,7 +42,7 @@ _ENGINE_ARGS = (
     "--log-level=40",  # its warnings speak of settings that are meant
 )
 _ANSWER_S = 60.0  # of a starter that still imports torch, from a slow disk
-_PORTS = range(10_000, 32_000)  # above the well-known services, below those of connections
+_PORTS = range(10_000, 32_000)  # above the known services, below those that connections may get
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 
 _Answer = TypeVar("_Answer", bound=lines.Line)
@@ -74,7 +74,7 @@ class Processes:
         deadline = time.monotonic() + DIE_S
         lock = lines.Lock(list(uuids), number, force)
         while True:
-            locked = self._ask(lock, lines.Locked, "did not answer")
+            locked = self._ask(lock, lines.Locked)
             if len(locked.devices) == number:
                 return list(locked.devices)
             owners = locked.others
@@ -86,13 +86,12 @@ class Processes:
             time.sleep(0.05)
 
     def fork_engines(self, ranks: Iterable[Rank], file: str, master: tuple[str, int]) -> None:
-        """Start engines, which find the controller by this file, and other scripts' ranks at this
-        `master`; returns at once."""
+        """Start engines, which find the controller by this file; scripts find other ranks at this
+        `master`. Returns at once."""
         for rank in ranks:
             arguments = [f"--file={file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
-            environment, defaults = engine_environment(rank, *master)
             name, target = process_of(rank.rank), "gpupool.engine.boot:main"
-            self._spawn(name, target, arguments, environment, defaults)
+            self._spawn(name, target, arguments, *engine_environment(rank, *master))
 
     def kill_engines(self, ranks: Iterable[int], *, waits: bool = True) -> None:
         """Kill the engines of these ranks; returns when none is there, nor will be, or at once."""
@@ -101,26 +100,19 @@ class Processes:
         with self._changed:
             self._unanswered += 1
         if waits:  # none can come after the answer, also not one whose start was interrupted
-            self._wait(
-                lambda: self._unanswered <= 0 and self._running.isdisjoint(names),
-                "could not end the engines",
-            )
+            self._wait(lambda: self._unanswered <= 0 and self._running.isdisjoint(names))
 
     def stop(self, *, for_good: bool = False) -> None:
         """End every process; `for_good`: the starter as well, at once. May be called again."""
-        if self._released or not self.line.is_ours:
+        if self._released:
             return
         self._released = True
         if not for_good and self.line.preloaded.is_set():
             self.line.command(lines.Stop())
-            if self._stopped.wait(DIE_S):
-                self._give_back()
+            if self._stopped.wait(DIE_S):  # no process is left but the starter
+                self.line.release()
                 return
         self._stopped.set()
-        self.line.close()
-
-    def _give_back(self) -> None:
-        """No process is left but the starter."""
         self.line.close()
 
     def _spawn(
@@ -137,23 +129,22 @@ class Processes:
         log = f"{self.folder}/{lines.log_of(name)}"
         self.line.command(lines.Spawn(name, target, arguments, env, log, defaults))
 
-    def _ask(self, command: lines.Line, kind: type[_Answer], failure: str) -> _Answer:
-        """The starter's answer to a command."""
+    def _ask(self, command: lines.Line, kind: type[_Answer]) -> _Answer:
         with self._asking:
             self._answers.pop(kind, None)
             self.line.command(command)
-            self._wait(lambda: kind in self._answers, failure)
+            self._wait(lambda: kind in self._answers)
             answer: _Answer = self._answers[kind]
             return answer
 
-    def _wait(self, holds: Callable[[], bool], failure: str, limit_s: float = _ANSWER_S) -> None:
+    def _wait(self, holds: Callable[[], bool], limit_s: float = _ANSWER_S) -> None:
         with self._changed:
             self._changed.wait_for(lambda: holds() or self._stopped.is_set(), limit_s)
             if not holds():
-                raise PoolError(f"{self.who} {self.why_ended or failure}.")
+                raise PoolError(f"{self.who} {self.why_ended or 'does not answer'}.")
 
     def _on_event(self, event: lines.Line) -> None:
-        """Hear what the starter reports; called from its reader thread."""
+        """Called from the reader thread of the line."""
         ended: lines.Exited | None = None
         with self._changed:
             self._answers[type(event)] = event
@@ -177,7 +168,6 @@ class Processes:
             self._report(ended)
 
     def _report(self, event: lines.Exited) -> None:
-        """Report the end of a process, or of the starter."""
         self._on_exit(event.name, exit_reason(event.status, event.cause), event.log_tail)
 
 
@@ -189,7 +179,6 @@ class Forked(Processes):
     the command line that ends machines which outlast the pool, if they do.
     """
 
-    line: Starter
     address = "127.0.0.1"
     down = ""
 
@@ -212,7 +201,6 @@ class Forked(Processes):
         return False
 
     def require_folder(self) -> None:
-        """Raise PoolError if the folder was removed."""
         if not self.client_file.exists():
             raise PoolError(
                 f"the pool's private folder, {self.folder}, was removed, perhaps by a cleaner of "
@@ -220,7 +208,6 @@ class Forked(Processes):
             )
 
     def folder_of(self, rank: int) -> str:
-        """The pool's private folder on the host of a rank."""
         return self.folder
 
     def hosts(self) -> Sequence[HostInfo]:
@@ -228,18 +215,12 @@ class Forked(Processes):
         return ()
 
     def start_controller(self) -> None:
-        """Start ipyparallel's controller; returns at once."""
         ports = ",".join(map(str, self._ports))
         arguments = [f"--ports={ports}", f"--IPController.engine_ip={self.address}"]
         self._spawn(CONTROLLER, "gpupool.host.controller:main", arguments, {}, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
-        """Start an engine for each of these ranks, new ones too; returns at once."""
         self.fork_engines(ranks, str(self.engine_file), (self.address, self._master_port))
-
-    def _give_back(self) -> None:
-        self.line.listen(lambda event: None)  # it would keep this pool in memory
-        starter.give_back(self.line)
 
     def _on_event(self, event: lines.Line) -> None:
         if isinstance(event, lines.Exited) and event.name == STARTER:
@@ -253,8 +234,7 @@ class Forked(Processes):
 def engine_environment(
     rank: Rank, master_address: str, master_port: int
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What an engine's environment has beyond its host's: its device, threads and rank; and what
-    it has where its host's has no such variable.
+    """What an engine's environment has beyond its host's, and what it has where that has none.
 
     torchrun's names are set, so that scripts written for it find themselves at home. LOCAL_RANK is
     for them the number of the GPU to use: with one GPU to see it is 0 (as of `torchrun
@@ -290,10 +270,7 @@ def engine_environment(
 
 
 def free_ports(number: int) -> list[int]:
-    """So many ports of loopback in a row that nobody listens at now.
-
-    They lie below those that the kernel gives to outgoing connections, and could give in between.
-    """
+    """So many ports of loopback in a row that nobody listens at now."""
     while True:
         # Not the random numbers that the user has seeded: two notebooks would choose the same.
         start = random.SystemRandom().choice(_PORTS)

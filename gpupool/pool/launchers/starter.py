@@ -2,8 +2,7 @@
 
 Runs on the client. Commands go to a starter's stdin, events come from its stdout. `%load_ext
 gpupool` starts one (`gpupool/host/starter.py`) in the background, so that torch is imported by the
-time it is needed. A pool takes it and gives it back when it is stopped: the next pool of this
-notebook finds it warm.
+time it is needed. A pool takes it and releases it when it is stopped, warm for the next one.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ LATE = (
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH")
 
 _WARM_S = 600.0  # how long a starter without a pool stays
-ARGUMENTS = (str(_WARM_S), ",".join(NEEDED), ",".join(LATE))
-"""What a starter is called with, behind its place."""
+ARGUMENTS = (str(_WARM_S), ",".join(NEEDED), ",".join(LATE))  # behind its place
 
 _END_S = 5.0  # for a starter to end all it has started
 _MOST_BYTES, _TAIL_LINES = 1 << 20, 20  # of what it says on stderr
@@ -57,15 +55,11 @@ _warm: Starter | None = None
 
 
 class Line:
-    """A running starter, or what stands before its line on another host: ssh, srun.
+    """A running starter, or what stands before its line on another host: ssh, srun."""
 
-    It is heard from `listen` on.
-    """
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._on_event: Callable[[lines.Line], None] = lambda event: None
         self.preloaded = threading.Event()  # it has imported what it needs
-        self._client_pid = os.getpid()
         self._stderr = os.memfd_create("gpupool-starter")
         self._process = subprocess.Popen(
             command,
@@ -81,18 +75,11 @@ class Line:
         self._reader = threading.Thread(target=self._read, name="gpupool-starter", daemon=True)
 
     def listen(self, on_event: Callable[[lines.Line], None]) -> None:
-        """Call `on_event` from a background thread with each event from now on.
-
-        The last one is the end of the starter itself, which may have come before.
-        """
+        """Call `on_event` from a background thread with each event from now on; nothing is read
+        before. The last one is the end of the starter itself."""
         self._on_event = on_event
         if self._reader.ident is None:
             self._reader.start()
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process has started it; a child that the notebook forks has no say."""
-        return os.getpid() == self._client_pid
 
     def command(self, command: lines.Line) -> None:
         """Send one command. An event reports a dead starter; here nobody is left to hear."""
@@ -101,13 +88,11 @@ class Line:
             self._pipe.flush()
 
     def kill(self) -> None:
-        """End it without a word; it is reported as an end."""
+        """End it without a word, which is reported."""
         self._process.kill()
 
     def close(self) -> None:
         """End it, and with it all it has started, also if it does not react."""
-        if not self.is_ours:
-            return
         with self._write_lock, contextlib.suppress(BrokenPipeError):
             self._pipe.close()
         if self.preloaded.is_set():  # else it would not hear it soon
@@ -118,8 +103,9 @@ class Line:
         if threading.current_thread() is not self._reader:
             self._reader.join(_END_S)  # it ends what is left
 
-    def _ended(self) -> None:
-        """It has ended; in the reader's thread, before who listens hears it."""
+    def release(self) -> None:
+        """Its pool has ended, and nothing else runs there."""
+        self.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -133,7 +119,6 @@ class Line:
         status = self._process.wait()
         said = os.pread(self._stderr, _MOST_BYTES, 0).decode(errors="replace")
         os.close(self._stderr)
-        self._ended()
         tail = "\n".join(said.splitlines()[-_TAIL_LINES:])
         self._on_event(lines.Exited(lines.STARTER, status, "", tail))
 
@@ -155,15 +140,22 @@ class Starter(Line):
         is_there = self._process.poll() is None and self.folder.is_dir()
         return is_there and self._read_at_start == _read_at_start()
 
-    def _ended(self) -> None:
+    def _read(self) -> None:
+        super()._read()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def release(self) -> None:
+        """Keep it for the next pool."""
+        global _warm
+        self.listen(lambda event: None)  # it would keep this pool in memory
+        if _warm is None and self.is_usable:
+            _warm = self
+        else:
+            self.close()
 
 
 def warm() -> None:
-    """Start one in the background, if none is waiting; returns at once.
-
-    Nobody has to use it: it ends after `_WARM_S` seconds without a pool.
-    """
+    """Start one in the background, if none is waiting; it ends after `_WARM_S` without a pool."""
     global _warm
     if _warm is None:
         atexit.register(close)
@@ -174,21 +166,12 @@ def warm() -> None:
 
 
 def take() -> Starter:
-    """The starter for a pool, which is its only one until it is given back; see `warm`."""
+    """The starter for a pool, which is its only one until that releases it."""
     global _warm
     warm()
     starter, _warm = _warm, None
     assert starter is not None
     return starter
-
-
-def give_back(starter: Starter) -> None:
-    """Keep a starter that has no pool any more for the next one."""
-    global _warm
-    if _warm is None and starter.is_usable:
-        _warm = starter
-    else:
-        starter.close()
 
 
 def close() -> None:

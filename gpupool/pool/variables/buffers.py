@@ -51,11 +51,8 @@ class Buffers:
     def pack(
         self, packer: DataPacker, what: str, keys: Sequence[Digest] = ()
     ) -> tuple[Packed, list[Stored | None]]:
-        """A packed value as it crosses, and what keeps each part of it where the ranks map it.
-
-        `what` it is says a bar; `keys` are `keys_of` it, if they are known. A PoolError says that
-        there is not as much memory left.
-        """
+        """A packed value as it crosses, and what keeps each part of it where the ranks map it; a
+        PoolError if there is too little memory. `what` it is says a bar."""
         parts = [*packer.buffers, memoryview(packer.stream())]
         if packer.num_bytes <= INLINE_BYTES:
             return [inline(part) for part in parts], []

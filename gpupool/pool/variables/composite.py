@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,8 +22,6 @@ from gpupool.pool.engines.client import unheard_output
 from gpupool.pool.engines.engines import of_rank
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.names import Losses, is_hidden
-
-Variables = Any  # `variables.Variables`, which imports this file
 
 Key = tuple[str, tuple[str, ...], int]
 """Name, path of attributes, and version: what a Composite means on a rank."""
@@ -56,15 +55,10 @@ class Composite:
 
     @property
     def info(self) -> Mapping[int, ValueInfo]:
-        """Rank -> type, shape and the like of its value; a rank without one is not there."""
         return self._handles.look(self)
 
     def gather(self) -> list[Any]:
-        """The values of all ranks, in order.
-
-        Raises:
-            PoolError: a rank has none, or its value cannot be fetched.
-        """
+        """The values of all ranks, in order; a PoolError if one has none, or it cannot travel."""
         return list(self)
 
     def __getitem__(self, rank: int) -> Any:
@@ -135,8 +129,8 @@ class Constant:
     nothing in the notebook refers to it any more.
     """
 
-    def __init__(self, variables: Variables, number: int, kind: str) -> None:
-        self._variables = variables
+    def __init__(self, variables: Any, number: int, kind: str) -> None:
+        self._variables = variables  # `variables.Variables`, which imports this file
         self.number = number
         self._kind = kind
 
@@ -149,12 +143,10 @@ class Constant:
 
 # No methods: those names belong to the attributes of the ranks' values.
 def key_of(composite: Composite) -> Key:
-    """What it means on a rank."""
     return composite._name, composite._path, composite._version
 
 
 def handles_of(composite: Composite) -> Handles:
-    """The handles of a pool, of which it is one."""
     return composite._handles
 
 
@@ -172,11 +164,10 @@ class Handles:
         # name -> how often it has been bound on the ranks, and to what, if the notebook knows that
         self._versions: dict[str, tuple[int, object]] = {}
         # what code of ranks is called by -> names that it may read
-        self._reads: dict[str, Collection[str]] = {}
+        self.reads = defaultdict[str, frozenset[str]](frozenset)
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self._all_ranks.world_size
 
     def version(self, name: str) -> int:
@@ -184,15 +175,12 @@ class Handles:
         return self._versions.get(name, (0, None))[0]
 
     def bind(self, name: str, meaning: object = None) -> None:
-        """The name is bound, by a cell or for one to this `meaning`.
-
-        The same meaning again binds nothing new, so handles of the name stay good.
-        """
+        """The name is bound, by a cell, or for one to this `meaning`: with the same again handles
+        of it stay good."""
         number, known = self._versions.get(name, (0, None))
         self._versions[name] = number + (meaning is None or meaning != known), meaning
 
     def handle(self, name: str, previous: object = None) -> Composite:
-        """That of what the ranks have under a name now."""
         return Composite(self, name, self.version(name), previous=previous)
 
     def get(self, name: str) -> Composite:
@@ -217,15 +205,12 @@ class Handles:
         expected: Mapping[str, Composite],
         later: Collection[str],
     ) -> None:
-        """Bind the notebook's names to what a cell has left on the ranks.
+        """Bind the notebook's `names` to what a cell has left on the ranks.
 
-        Args:
-            names: the notebook's namespace.
-            assigned, deleted: names that the cell binds and unbinds.
-            reports: rank -> its answer, from those that gave one.
-            succeeded: of a failed cell, only names count that have got another value.
-            expected: what `expect` gave: the notebook may call something else by these names now.
-            later: what functions and classes may read that the cell has bound.
+        `assigned` and `deleted` are names that it binds and unbinds. Of a failed cell only names
+        count that have got another value. `expected` is what `expect` gave: the notebook may call
+        something else by these names now. `later` is what functions and classes that it has bound
+        may read.
         """
         for name in sorted({*expected, *(name for r in reports.values() for name in r.info)}):
             infos, changed = _of_name(name, reports)
@@ -235,7 +220,7 @@ class Handles:
             handle: Composite | None = expected.get(name)
             bound: object = names.get(name)
             if is_bound and not all(map(_is_data, found)):
-                self._reads[name] = {*later, *self._reads.get(name, ())}
+                self.reads[name] |= {*later}
             if is_bound and handle is None:
                 names[name] = self._new_composite(name, bound)
             elif not is_bound and name not in deleted:
@@ -257,8 +242,8 @@ class Handles:
     def synced(
         self, names: dict[str, Any], chosen: Iterable[str], reports: Mapping[int, NamesReport]
     ) -> None:
-        """Some ranks have copies of another one's state. Handles still mean what the ranks have;
-        what the notebook called its own becomes one, where a rank has a new object by its name."""
+        """Some ranks have copies of another one's state: what the notebook called its own becomes a
+        handle, where a rank has a new object by its name."""
         for name in chosen:
             infos, changed = _of_name(name, reports)
             if name in names and changed and not _is_handle(names[name], name):
@@ -270,10 +255,6 @@ class Handles:
         self.losses.end(name)
         # One back only: a chain of handles would keep every value the name has ever had.
         return self.handle(name, replaced.previous if _is_handle(replaced, name) else replaced)
-
-    def reads_of(self, name: str) -> set[str]:
-        """The names that code may read which ranks have under this name."""
-        return {*self._reads.get(name, ())}
 
     # ---- what is asked of ranks --------------------------------------------------------------
 
@@ -290,7 +271,7 @@ class Handles:
         return key
 
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
-        """Rank -> what its value is; without the ranks that have none."""
+        """Rank -> what its value is; a rank without one is not there."""
         found = self.ask(Look(*self.current(composite)[:2], text_chars))
         hidden = self._all_ranks.secrets
         return {
@@ -300,14 +281,12 @@ class Handles:
         }
 
     def attributes(self, composite: Composite) -> list[str]:
-        """The public attributes of the ranks' values; none while the ranks are busy."""
         if self._all_ranks.state != "idle":  # who completes a name does not wait
             return []
         found = self.ask(Attributes(*self.current(composite)[:2]))
         return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, composite: Composite, rank: int) -> Any:
-        """The value of one rank; a PoolError if it has none, or it cannot travel."""
         file = MemoryFile()
         packed = self.fetch_packed(rank, file, partial(Fetch, *self.current(composite)[:2]))
         try:
@@ -322,13 +301,9 @@ class Handles:
     def fetch_packed(
         self, rank: int, file: MemoryFile, call: Callable[[str], Call[Packed]]
     ) -> Packed:
-        """What a rank gives that is called; it writes to `file` what is large, so that this is
-        copied once."""
-
-        def ask(out_path: str) -> Packed:
-            return self.ask(call(out_path), [rank])[rank]
-
-        return self._all_ranks.carrier.fetched(rank, file, ask)
+        """What a rank gives that is called; it writes to `file` what is large."""
+        carrier = self._all_ranks.carrier
+        return carrier.fetched(rank, file, lambda path: self.ask(call(path), [rank])[rank])
 
     def ask(self, call: Call[Value], ranks: Sequence[int] | None = None) -> dict[int, Value]:
         """Make a quick call about names; a PoolError if a rank is busy, or has no such value."""

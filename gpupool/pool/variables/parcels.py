@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import names_in_code
@@ -40,9 +40,6 @@ from gpupool.pool.variables.names import is_hidden
 MAX_VALUE_BYTES = 256 << 20
 
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, CodeType, CellType)
-# What comes from these unpickles without anybody's own code being run.
-_SAFE = {*sys.stdlib_module_names, "numpy", "torch", "cloudpickle", "gpupool"}
-
 # An object of its own: None is a value that can be sent.
 _GONE: Any = object()
 # Compared by exact type: a subclass may have attributes that change.
@@ -54,28 +51,24 @@ _numbers = itertools.count(1)  # of all pools: a `Constant` of another one is in
 class NotebookPacker(Packer):
     """Pickles (value, parts): `parts` are the objects in it that others may refer to later.
 
-    Afterwards `names_read` are the global names that its functions read and by which its classes
-    are found, `names_bound` those that they bind; `needs` the parcels it refers to. `plain` says
-    that nothing but data and functions is in it, so that to unpickle it runs no code of anybody's
-    and cannot fail. `keys` are what all its parts are known by.
+    `names_read` are the global names that its functions read and by which its classes are found,
+    `names_bound` those that they bind; `needs` the parcels it refers to. `plain` says that it is
+    numbers and texts, and containers of them: to unpickle it cannot fail.
     """
 
     def __init__(self, value: object, parcels: Parcels, before: int, max_bytes: int | None) -> None:
         super().__init__(max_bytes)
         self._parcels, self._before = parcels, before
         self.parts: list[object] = []
-        self.names_read: set[str] = set()
-        self.names_bound: set[str] = set()
-        self.needs: set[int] = set()
+        self.names_read, self.names_bound, self.needs = set[str](), set[str](), set[int]()
         self.plain = True
         # pickle walks in order: all parts are found when it comes to their list
         self.dump((value, self.parts))
         self.keys = keys_of(self)
 
     def reducer_override(self, obj: Any) -> Any:
-        """How a part is pickled."""
+        self.plain = False  # pickle asks about all others
         if isinstance(obj, Composite):
-            self.plain = False
             return rank_value, self._parcels.current(obj)
         if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
             reads, binds = names_in_code(obj.__code__)
@@ -91,7 +84,6 @@ class NotebookPacker(Packer):
         elif isinstance(obj, type) and obj.__module__ == "__main__":
             # by this name a rank's pickle looks for the class
             self.names_read.add(obj.__qualname__.partition(".")[0])
-        self.plain = self.plain and _is_safe(obj)
         return super().reducer_override(obj)
 
 
@@ -104,22 +96,13 @@ def _is_part(obj: object) -> bool:
     return torch is None or not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage))
 
 
-def _is_safe(obj: Any) -> bool:
-    """Whether a rank makes it without running anybody's code: to import a module may be that."""
-    own = getattr(obj, "__module__", None) or type(obj).__module__
-    name = obj.__name__ if isinstance(obj, ModuleType) else own
-    return name.partition(".")[0] in _SAFE
-
-
 @dataclass(slots=True, weakref_slot=True)
 class Parcel:
     """A value that was or will be sent.
 
-    `keys` say what is in it, `needs` are the numbers of the earlier parcels that it refers to,
-    `sources` the text of the cells whose code it has. `contents` keep what is beside the message.
-    One that `goes_along` with a cell is small, and ranks unpickle it without running code of
-    anybody's. `value()` is what the notebook has, or the Constant that stands for it, or `_GONE`
-    when it was released; `opened` is what the notebook has mapped of a constant.
+    `contents` keep what is beside the message. One that `goes_along` with a cell is small, and to
+    unpickle it cannot fail. `value()` is what the notebook has, or the Constant that stands for it,
+    or `_GONE` when it was released; `opened` is what the notebook has mapped of a constant.
     """
 
     number: int
@@ -140,10 +123,9 @@ class Shipment:
     """What a cell needs on the ranks.
 
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `parcels` are all
-    that these need, to be kept until it has begun. `modules` are those to import, `bound` names
-    that the notebook's functions bind. `left_out` are names that are not sent, with the reason,
-    `later` those that code which the cell makes may read. `along` are the parcels that go with the
-    cell, by rank. `place` is where the notebook is.
+    that these need, to be kept until it has begun. `modules` are to be imported; `bound` are names
+    that the notebook's functions bind, `left_out` those that are not sent, with the reason, `later`
+    those that code which the cell makes may read. `along` are the parcels that go with the cell.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -157,18 +139,14 @@ class Shipment:
     place: Place = field(default_factory=notebook_place)
 
 
-class KeptCall(NamedTuple):
-    """A (function, args, kwargs) for ranks, and what it needs there."""
-
-    parcel: Parcel
-    shipment: Shipment
+KeptCall = tuple[Parcel, Shipment]
+"""A (function, args, kwargs) for ranks, and what it needs there."""
 
 
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes.
 
-    All that is given a constant of another pool raises a PoolError. `current` says what a Composite
-    means on the ranks, or raises one.
+    All that is given a constant of another pool raises a PoolError.
     """
 
     def __init__(self, buffers: Buffers, current: Callable[[Composite], Key] = key_of) -> None:
@@ -193,9 +171,7 @@ class Parcels:
             if isinstance(value := parcel.value(), Constant) or id(value) in meant
         ]
         # One that a living parcel refers to stays, whatever its own name means by now.
-        for number in self.by_number.keys() - {one.number for one in self.with_needs(live)}:
-            self.drop(number)
-        there = self.by_number  # which ranks have to keep
+        self.by_number = there = {one.number: one for one in self.with_needs(live)}
         self._by_value = {key: n for key, n in self._by_value.items() if n in there}
         self._parts = {key: found for key, found in self._parts.items() if found[1] in there}
 
@@ -206,25 +182,20 @@ class Parcels:
         """
         if isinstance(value, Constant):
             return self.by_number[self._number_of(value)]
-        known = self._known(value)
-        if known is None:
-            known, parts = self._made(value, name, MAX_VALUE_BYTES)
-            known.value = _weakly(value)
-            self.by_number[known.number] = known
-            self._by_value[id(value)] = known.number
-            self._checked.add(known.number)
-            for index, one in enumerate(parts):
-                self._parts[id(one)] = weakref.ref(one), known.number, index
-        return known
-
-    def _known(self, value: object) -> Parcel | None:
-        """The parcel of this very object, if it is as it was then."""
-        parcel = self.by_number.get(self._by_value.get(id(value), 0))
-        if parcel is None or parcel.value() is not value:
-            return None
-        # Anything else may have been changed in place: only its digest can say.
-        is_current = type(value) in _IMMUTABLE or self._is_current(parcel.number)
-        return parcel if is_current else None
+        number = self._by_value.get(id(value), 0)
+        known = self.by_number.get(number)
+        is_same = known is not None and known.value() is value
+        # What else there is may have been changed in place: only its digest can say.
+        if is_same and (type(value) in _IMMUTABLE or self._is_current(number)):
+            return self.by_number[number]
+        made, parts = self._made(value, name, MAX_VALUE_BYTES)
+        made.value = _weakly(value)
+        self.by_number[made.number] = made
+        self._by_value[id(value)] = made.number
+        self._checked.add(made.number)
+        for index, one in enumerate(parts):
+            self._parts[id(one)] = weakref.ref(one), made.number, index
+        return made
 
     def why_not(self, error: Exception, name: str, value: object) -> str:
         """In words, why there is no parcel of a value; what to do, where it is too large."""
@@ -245,10 +216,8 @@ class Parcels:
     def constant(self, value: object, variables: Any) -> Constant:
         """What stands for a parcel of any size, which stays what it is for as long as this lives.
 
-        `variables` are those that the Constant belongs to.
+        It has no part in common with what cells read: that changes.
         """
-        # Without a limit: the user has asked for it, once, with a bar. It has no part in common
-        # with what cells read: that changes.
         kind = type(value).__name__
         parcel, _ = self._made(value, f"a value ({kind})", None, before=0)
         constant = Constant(variables, parcel.number, kind)
@@ -261,10 +230,7 @@ class Parcels:
         return self._made(value, "the arguments", None)[0]
 
     def part_of(self, obj: object, before: int) -> tuple[int, int] | None:
-        """The parcel, and the part of it, that the ranks have an object by.
-
-        One older than `before`: so none can refer to another in a circle.
-        """
+        """The parcel, older than `before`, and the part of it, that the ranks have an object by."""
         if isinstance(obj, Constant):
             return self._number_of(obj), WHOLE
         reference, number, index = self._parts.get(id(obj), (None, 0, 0))
@@ -288,7 +254,7 @@ class Parcels:
         return parcel.opened
 
     def with_needs(self, numbers: Iterable[int]) -> list[Parcel]:
-        """These parcels and all that they refer to, and so on: the oldest first."""
+        """These parcels and all that they refer to, the oldest first."""
         found: dict[int, Parcel] = {}
         queue = list(numbers)
         while queue:
@@ -300,9 +266,11 @@ class Parcels:
 
     def names_in(self, *numbers: int) -> tuple[set[str], set[str]]:
         """The names that parcels, and what they refer to, read and bind."""
-        found = self.with_needs(numbers)
-        reads, binds = (one.names_read for one in found), (one.names_bound for one in found)
-        return set[str]().union(*reads), set[str]().union(*binds)
+        reads, binds = set[str](), set[str]()
+        for one in self.with_needs(numbers):
+            reads |= one.names_read
+            binds |= one.names_bound
+        return reads, binds
 
     def drop(self, number: int) -> None:
         """Forget a parcel, and those that refer to it: a rank could not find the parts any more."""
@@ -313,7 +281,7 @@ class Parcels:
     def _made(
         self, value: object, what: str, max_bytes: int | None, before: int = sys.maxsize
     ) -> tuple[Parcel, list[object]]:
-        """A new parcel, which may refer to those `before` this number, and the value's parts."""
+        """A new parcel, which refers to none of `before` or later, and the value's parts."""
         packer = self._pack(value, before, max_bytes)
         wire, contents = self._buffers.pack(packer, what, packer.keys)
         parcel = Parcel(
@@ -355,11 +323,7 @@ class Parcels:
 
 
 def sources_of(filenames: Iterable[str]) -> Sources:
-    """The text of the cells among these files; tracebacks of a rank show lines of it.
-
-    Args:
-        filenames: `co_filename` of the code that travels; files on disk are left out.
-    """
+    """The text of the cells among these files, of which tracebacks of a rank show lines."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     # IPython's private map from file name to number of the cell; `linecache` has the text.

@@ -64,7 +64,8 @@ class Variables:
         needs: Collection[int] = (),
         waits: bool = True,
     ) -> Shipment:
-        """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
+        """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`;
+        after a TransferError nothing is bound.
 
         Args:
             optional: names that the code may have bound before it reads them: what cannot be sent
@@ -73,9 +74,6 @@ class Variables:
             inside: what functions and classes of the code may read when they are called.
             needs: constants that have no name.
             waits: for ranks that are in use; else the values go with the code when its turn comes.
-
-        Raises:
-            TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
         """
         with self._round(names):
             shipment = self._gather(reads, names, optional, attributes, needs)
@@ -92,8 +90,7 @@ class Variables:
         names: Iterable[str] = (),
         statements: Statements | None = None,
     ) -> dict[int, Bindings]:
-        """rank -> what names mean there for a call. `names` are what its code binds, to be reported
-        on, `statements` its imports."""
+        """rank -> what names mean there for a call; its code binds `names`, and `statements`."""
         bound = sorted(filterfalse(is_hidden, {*names, *shipment.bound}))
         with self._lock:
             return {
@@ -107,16 +104,14 @@ class Variables:
             }
 
     def bind(self, shipment: Shipment, ranks: Sequence[int]) -> None:
-        """Have names mean on the ranks what was shipped."""
+        """Have names mean on the ranks, from now on, what was shipped."""
         bindings = self.bindings(shipment, ranks)
         calls = {rank: Bind(bindings=bindings[rank]) for rank in ranks}
         Execution(self._all_ranks, calls, unheard_output).result()
 
     def forget_rank(self, rank: int, how: str) -> None:
-        """This rank is new: it has nothing. `how` the old one ended: "was restarted".
-
-        Takes no lock: who holds it may be waiting for this rank.
-        """
+        """This rank is new, as the old one "was restarted", say."""
+        # without the lock: who holds it may be waiting for this rank
         self._there.pop(rank, None)
         self.losses.lose(rank, how)
 
@@ -127,15 +122,13 @@ class Variables:
     # ---- by themselves -------------------------------------------------------------------
 
     def set(self, name: str, value: object) -> None:
-        """Put a value on every rank, under a name: a PoolError refuses the name, a TransferError
-        the value."""
+        """Put a value on every rank; a PoolError refuses the name, a TransferError the value."""
         require_name(name)
         ranks = self._all_ranks.select(None)  # also those that are just being replaced
         # A copy of the namespace: the notebook's own name keeps its meaning.
         self.bind(self.ship([name], {**namespace(), name: value}, ranks), ranks)
 
     def put(self, value: object) -> Constant:
-        """What `Pool.put` does."""
         with self._round(namespace()):
             try:
                 constant = self.parcels.constant(value, self)
@@ -150,14 +143,10 @@ class Variables:
         return constant
 
     def bring(self, numbers: Collection[int], ranks: Sequence[int]) -> None:
-        """Bring constants to ranks that lack them, and what their functions read."""
+        """Bring constants, and what their functions read, to ranks that lack them."""
         self.bind(self.ship((), namespace(), ranks, needs=numbers), ranks)
 
     def value_of(self, constant: Constant) -> Any:
-        """What a constant is, mapped from where the ranks map it: always the same object.
-
-        A PoolError says that it is of another pool, or refers to what only the ranks have.
-        """
         with self._lock:
             return self.parcels.open(constant)
 
@@ -176,8 +165,6 @@ class Variables:
                 "of those that get its state."
             )
         targets = tuple(rank for rank in targets if rank != source)
-        if not targets:
-            return ()
         space, chosen = namespace(), list(dict.fromkeys(names))
         # What the notebook has by these names means that on every rank first, as in a cell: the
         # copy of a rank is changed then, and is not sent again by the next cell.
@@ -196,23 +183,9 @@ class Variables:
 
     # ---- functions and tasks -------------------------------------------------------------
 
-    def begin_call(
-        self,
-        call: tuple[Any, ...],
-        ranks: Sequence[int],
-        on_output: OnOutput,
-        timeout_s: float | None,
-        on_notice: OnNotice | None,
-    ) -> Execution[CodeReply]:
-        """Start a (function, args, kwargs) on ranks; names that it reads travel too."""
-        kept, calls = self._calls(self.keep_call(call), ranks, RunFunction)
-        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
-        execution.keeps = kept  # until the ranks have read it
-        return execution
-
     def keep_call(self, call: tuple[Any, ...]) -> KeptCall:
-        """A (function, args, kwargs) for `begin_task`: it and the names that it reads mean later
-        what they mean now. A TransferError names the part of it that cannot be sent."""
+        """A (function, args, kwargs), and the names that it reads: they mean later what they mean
+        now. A TransferError names the part of it that cannot be sent."""
         with self._round(names := namespace()):
             try:
                 parcel = self.parcels.once(call)
@@ -222,26 +195,32 @@ class Variables:
                 raise TransferError({"the call": why}, "function") from None
             shipment = self._gather(parcel.names_read, names, needs=parcel.needs)
             self._note(names, shipment)
-        return KeptCall(parcel, shipment)
+        return parcel, shipment
 
-    def begin_task(self, task: KeptCall, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
-        """It on a rank, to be run by the thread that asks."""
-        self._all_ranks.wait_until_usable()  # a new rank has nothing
-        kept, calls = self._calls(task, [rank], RunTask, along=True)
-        execution = Execution(self._all_ranks, calls, on_output)
-        execution.keeps = kept
-        return execution
-
-    def _calls(
-        self, kept: KeptCall, ranks: Sequence[int], kind: type[RunFunction], along: bool = False
-    ) -> tuple[KeptCall, dict[int, RunFunction]]:
-        """The calls by rank, and what has to be kept for them."""
-        parcel, shipment = kept.parcel, replace(kept.shipment)  # it may be tried on another rank
+    def begin_call(
+        self,
+        kept: KeptCall,
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None = None,
+        on_notice: OnNotice | None = None,
+        kind: type[RunFunction] = RunFunction,
+    ) -> Execution[CodeReply]:
+        """Start it on ranks."""
+        parcel, shipment = kept
+        shipment = replace(shipment)  # it may be tried on another rank
         with self._lock:
-            self._send(shipment, ranks, along)
+            self._send(shipment, ranks, along=kind is RunTask)
         bindings = self.bindings(shipment, ranks)
         calls = {r: kind(parcel.wire, parcel.sources, bindings=bindings[r]) for r in ranks}
-        return KeptCall(parcel, shipment), calls
+        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
+        execution.keeps = parcel, shipment  # until the ranks have read it
+        return execution
+
+    def begin_task(self, kept: KeptCall, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
+        """It as a task, to be run by the thread that asks."""
+        self._all_ranks.wait_until_usable()  # a new rank has nothing
+        return self.begin_call(kept, [rank], on_output, kind=RunTask)
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -261,10 +240,8 @@ class Variables:
         attributes: Iterable[str] = (),
         needs: Collection[int] = (),
     ) -> Shipment:
-        """Follow the names that are read, and those that functions among them read. Parcels without
-        a name that it `needs` go with them, and what these read."""
+        """Follow the names that code and the parcels that it `needs` read, and so on."""
         shipment, problems = Shipment(), dict[str, str]()
-        # A queue: functions that are read add the names that they read, in any number of turns.
         queue, seen = sorted({*reads, *self.parcels.names_in(*needs)[0]}), set[str]()
         may_fail = set(optional)
         while queue:
@@ -285,7 +262,7 @@ class Variables:
                         shipment.aliases[name] = other, path
                     # Code that lives on the ranks may read names that only the notebook has: those
                     # are brought that can be, as nobody knows whether it runs.
-                    more = self.handles.reads_of(other)
+                    more = {*self.handles.reads[other]}
                     may_fail |= more.difference(seen, queue)
                 elif name in RANK_NAMES:
                     continue
@@ -313,9 +290,8 @@ class Variables:
             rank: [one for one in shipment.parcels if one.number not in has]
             for rank, has in there.items()
         }
-        # A value that cannot be read must fail the cell before any rank has begun it.
-        # Small parcels go along with the cell, as a call of their own costs a round trip, and so do
-        # all if that call would wait for its turn, and hold the notebook meanwhile.
+        # A value that cannot be read must fail the cell before any rank has begun it. The call for
+        # that costs a round trip, and would hold the notebook while it waits for its turn.
         if along or all(one.goes_along for sent in lacking.values() for one in sent):
             shipment.along = lacking
         else:
@@ -327,7 +303,7 @@ class Variables:
             self.losses.note(name, dict.fromkeys(ranks, True))
 
     def _receive(self, lacking: Mapping[int, Sequence[Parcel]], shipment: Shipment) -> None:
-        """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
+        """Have the ranks unpickle these, before any of them runs the cell."""
         calls = {r: Receive(self._values(p, shipment)) for r, p in lacking.items() if p}
         failed = Execution(self._all_ranks, calls, unheard_output).result()
         problems: dict[str, str] = {}
@@ -342,7 +318,6 @@ class Variables:
             raise TransferError(problems)
 
     def _values(self, parcels: Sequence[Parcel], shipment: Shipment) -> Values:
-        """These parcels for a rank, what names mean with them, and where the notebook is."""
         return Values(
             [(parcel.number, parcel.wire) for parcel in parcels],
             shipment.numbers,

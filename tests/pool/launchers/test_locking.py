@@ -22,8 +22,6 @@ print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
 time.sleep(60)
 """
 
-SOON_S = 60.0
-
 
 @pytest.fixture
 def gpus() -> list[str]:
@@ -87,7 +85,7 @@ def test_a_stopped_pool_gives_its_gpus_back_while_its_starter_stays_warm(gpus: l
     first = Forked(lambda *_: None)
     starter_folder = Path(first.folder).parent
     assert first.lock_gpus(gpus, 2, False) == gpus
-    assert first.preloaded.wait(SOON_S)
+    assert first.preloaded.wait(60.0)
     first.stop()
     second = Forked(lambda *_: None)
     assert Path(second.folder).parent == starter_folder

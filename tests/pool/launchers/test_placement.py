@@ -49,37 +49,25 @@ def uuids(placement: Placement) -> list[str | None]:
     return [rank.gpu and rank.gpu.uuid for rank in placement.ranks]
 
 
-def test_fewer_ranks_find_the_gpus_that_are_free() -> None:
-    assert uuids(placed(n=2)) == ["GPU-0", "GPU-1"]
-    assert uuids(placed(n=2, taken=["GPU-0", "GPU-2"])) == ["GPU-1", "GPU-3"]
-    with raises(PlacementError, "GPU-0, GPU-2, GPU-3 in use by pid 4711"):
-        placed(n=2, taken=["GPU-0", "GPU-2", "GPU-3"])
-
-
-def test_the_gpus_that_were_named_are_needed_as_they_are() -> None:
-    assert uuids(placed(gpus=("3", "0"))) == ["GPU-3", "GPU-0"]
-    assert uuids(placed(gpus=("3", "0"), n=1)) == ["GPU-3"]
-    with raises(PlacementError, "GPU-3 in use"):
-        placed(gpus=("3", "0"), n=1, taken=["GPU-3"])
-
-
-@pytest.mark.parametrize("options", [{"n": 6}, {"n": 6, "gpus": ("0", "1", "2", "3")}])
-def test_ranks_beyond_the_gpus_talk_by_gloo_and_the_others_train_by_nccl(
-    options: dict[str, Any],
+@pytest.mark.parametrize(
+    ("options", "taken", "expected", "backends"),
+    [
+        ({"n": 2}, "", "01", ("nccl", "nccl")),
+        ({"n": 2}, "02", "13", ("nccl", "nccl")),
+        ({"gpus": ("3", "0")}, "", "30", ("nccl", "nccl")),
+        ({"gpus": ("3", "0"), "n": 1}, "", "3", ("nccl", "nccl")),
+        ({"n": 6}, "", "0123--", ("gloo", "nccl")),
+        ({"n": 6, "gpus": ("0", "1", "2", "3")}, "", "0123--", ("gloo", "nccl")),
+        ({"n": 3, "device": "cpu"}, "0", "---", ("gloo", "gloo")),
+    ],
+)
+def test_ranks_get_gpus_that_are_free_or_named_and_those_with_one_train(
+    options: dict[str, Any], taken: str, expected: str, backends: tuple[str, str]
 ) -> None:
-    placement = placed(**options)
-    assert uuids(placement) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3", None, None]
-    assert (placement.backend, placement.training_backend) == ("gloo", "nccl")
-    assert placement.training_ranks == (0, 1, 2, 3)
-    assert {rank.num_threads for rank in placement.ranks} == {1}
-
-
-@pytest.mark.parametrize("found", [FOUR, NONE])
-def test_cpu_ranks_where_they_were_asked_for_lock_nothing(found: Discovery) -> None:
-    placement = placed(found, device="cpu", n=3, taken=["GPU-0"])
-    assert uuids(placement) == [None, None, None]
-    assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
-    assert placement.training_ranks == (0, 1, 2)
+    placement = placed(taken=[f"GPU-{index}" for index in taken], **options)
+    assert uuids(placement) == [None if index == "-" else f"GPU-{index}" for index in expected]
+    assert (placement.backend, placement.training_backend) == backends
+    assert placement.training_ranks == tuple(range(len(expected.rstrip("-")) or 3))
     assert placement.why_cpu == ""
 
 
@@ -89,9 +77,14 @@ def test_cpu_ranks_where_there_is_no_gpu_and_the_reason() -> None:
     assert placement.training_ranks == (0, 1)
     assert placement.why_cpu == "no NVIDIA driver"
     assert placed(survey(GPUS, "")).why_cpu.startswith("CUDA_VISIBLE_DEVICES='' names no GPU")
+    assert placed(NONE, device="cpu").why_cpu == ""
 
 
-def test_what_cannot_be_had_is_refused_before_anything_is_locked() -> None:
+def test_what_cannot_be_had_is_refused_if_possible_before_anything_is_locked() -> None:
+    for options in ({"n": 2}, {"n": 1, "gpus": ("3", "0")}):
+        with raises(PlacementError, "GPU-0, GPU-2, GPU-3 in use by pid 4711"):
+            placed(taken=["GPU-0", "GPU-2", "GPU-3"], **options)
+
     def never(uuids: Sequence[str], number: int) -> list[str]:
         raise AssertionError("locked")
 
@@ -147,7 +140,6 @@ _engines: Engines | None = None
 
 
 def start() -> dict[int, int]:
-    """Start the engines of two ranks, and give their pids."""
     global _engines
     engines = _engines = Engines(60.0, lambda *_: None)
     engines.start(engines.place(PoolOptions(n=2), unheard).ranks, unheard)
@@ -161,7 +153,6 @@ def stop() -> None:
 
 
 def values(source: str) -> list[Any]:
-    """The value of a cell on each rank."""
     assert _engines is not None
     calls = [_engines.call(rank, RunSource(source, None)) for rank in range(2)]
     return [literal_eval(call.result(60).value.text) for call in calls]
@@ -177,7 +168,6 @@ def restart(rank: int) -> float:
 
 @pytest.fixture
 def pids(driver: DriverOn) -> Iterator[dict[int, int]]:
-    """The ranks on two GPUs."""
     driver.show(gpu(0), gpu(1))
     yield driver.run(start)
     driver.run(stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,13 @@ import pytest
 import torch
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
-from gpupool.core.wire.pickles import Source, TooLargeError
 from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.engines.client import unheard_output
-from gpupool.pool.variables.buffers import Buffers
-from gpupool.pool.variables.parcels import Parcels
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
-from tests.support.processes import engine_pid, open_files, press_when
-from tests.support.raising import raises, same_on
+from tests.support.processes import engine_pid, open_files
+from tests.support.raising import raises
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
 
@@ -55,7 +51,6 @@ class Notebook:
 
 @pytest.fixture
 def notebook(pool2: Pool) -> Notebook:
-    """A notebook without names."""
     return Notebook(pool2, {})
 
 
@@ -79,8 +74,8 @@ def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2:
     assert notebook.names["x"][1][0] == 1
     del fetched
     notebook.cell("del x")
+    gc.collect()  # as above: else a cell that was faster than its own thread may have it still
     notebook.cell("1")
-    gc.collect()
     for pid, (files, maps) in zip(pids, before, strict=True):
         assert set(open_files(pid).items()) <= files
         assert mapped(pid) <= maps
@@ -120,9 +115,6 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
     way_on = "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string') copies"
     with raises(SpmdError, "string", way_on, ranks=(1,), ename="NameError"):
         cell("string")
-    with raises(SpmdError, "'nowhere'", ranks=(0, 1), ename="NameError") as caught:
-        cell("nowhere")
-    assert same_on(caught.value, 0, 1)
 
 
 class OnlyOnRank:
@@ -144,29 +136,10 @@ def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
     assert notebook.cell("ran, y") == ["(0, 5)"] * 2
 
 
-class Slow:
-    """Takes a while to unpickle."""
-
-    def __reduce__(self) -> Any:
-        return time.sleep, (60,)
-
-
-def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
-    notebook.names["x"] = Slow()
-    presser = press_when(lambda: pool2.status().state == "busy")
-    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        notebook.cell("x")
-    presser.join()
-    notebook.names["x"] = 3
-    assert notebook.cell("x") == ["3", "3"]
-
-
 def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
     notebook.cell("x = torch.ones(2, 3 + rank)")
     x = notebook.names["x"]
     assert (len(x), str(x), repr(x)) == (2, "x", "Composite(x, 2 ranks)")
-    assert str(x.info[1]) == "Tensor 2x4 float32 cpu"
-    assert x.shape.gather() == [torch.Size([2, 3]), torch.Size([2, 4])]
     assert "reshape" in dir(x)
     assert (hasattr(x, "nonsense"), hasattr(x, "_repr_html_")) == (False, False)
     assert torch.equal(x[-1], torch.ones(2, 4))
@@ -189,6 +162,46 @@ def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
     running.interrupt()
     assert running.wait(30)
     assert notebook.cell("x") == ["[7]", "[7]"]
+
+
+def test_the_notebook_can_let_go_of_what_it_has_sent(notebook: Notebook, pool2: Pool) -> None:
+    known = {*pool2.variables.parcels.by_number}  # constants of tests before
+    notebook.names["x"] = np.zeros(1000)
+    alive = weakref.ref(notebook.names["x"])
+    notebook.cell("x[0] = 5")
+    notebook.names["y"] = notebook.names.pop("x")
+    assert notebook.cell("y[0].item()") == ["5.0"] * 2  # which was not sent again
+    del notebook.names["y"]
+    assert alive() is None
+    notebook.cell("1")
+    assert pool2.variables.parcels.by_number.keys() <= known
+
+
+def test_a_constant_stays_what_it_is_whatever_becomes_of_the_value(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    array = np.zeros(300 << 20, np.uint8)  # there is no limit
+    notebook.names |= {"constant": pool2.put(array), "pair": [array[:2], array]}
+    array[0] = 1
+    with raises(TransferError, "pair", "256 MiB"):
+        notebook.cell("pair")  # which is no part of the constant
+    assert notebook.cell("constant[0].item(), len(constant)") == [f"(0, {300 << 20})"] * 2
+
+
+def test_equal_contents_are_in_memory_once_and_yet_apart(notebook: Notebook, pool2: Pool) -> None:
+    def num_bytes() -> int:
+        return sum(num_bytes for num_bytes, _ in pool2.variables.buffers._stored)
+
+    notebook.cell("1")
+    gc.collect()
+    before = num_bytes()
+    one, other = np.ones(1 << 20), np.ones(1 << 20)
+    notebook.names |= {"x": {"a": one, "b": other}, "y": [one[:], "more"]}
+    assert notebook.cell("x['a'][0] = 5; x['b'][0].item(), y[0][0].item()") == ["(1.0, 1.0)"] * 2
+    assert one.nbytes <= num_bytes() - before < 1.1 * one.nbytes
+    one[0] = 7  # changed: both are sent again, and the old content goes when nobody has it
+    assert notebook.cell("x['a'][0].item(), y[0][0].item()") == ["(7.0, 7.0)"] * 2
+    assert num_bytes() - before < 2.1 * one.nbytes
 
 
 # ---- state of one rank for the others ----------------------------------------------------------
@@ -297,66 +310,3 @@ def test_a_model_of_the_notebook_that_ranks_have_trained_is_copied_to_the_new_on
     assert isinstance(names["trace"], Composite)
     assert names["trace"].gather() == [[1]] * 3
     assert names["trace"].previous == []
-
-
-# ---- what is kept of values, without a rank ---------------------------------------------------
-
-
-class Books:
-    """A notebook's names and the parcels made of them, a round at a time."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, Any] = {}
-        self.buffers = Buffers()
-        self.parcels = Parcels(self.buffers)
-
-    def num_bytes(self) -> int:
-        """How much memory is taken beside the messages."""
-        return sum(num_bytes for num_bytes, _ in self.buffers._stored)
-
-    def read(self, *names: str) -> list[int]:
-        """The numbers of the parcels of these names in a new round."""
-        self.parcels.begin(self.names)
-        return [self.parcels.parcel(name, self.names[name]).number for name in names]
-
-
-def test_the_notebook_can_let_go_of_what_it_has_sent() -> None:
-    notebook = Books()
-    notebook.names["x"] = np.zeros(1000)
-    alive = weakref.ref(notebook.names["x"])
-    sent = notebook.read("x")
-    notebook.names["y"] = notebook.names.pop("x")
-    assert notebook.read("y") == sent
-    del notebook.names["y"]
-    assert alive() is None
-    notebook.read()
-    assert notebook.parcels.by_number == {}
-
-
-def test_a_constant_stays_what_it_is_whatever_becomes_of_the_value() -> None:
-    notebook = Books()
-    array = np.zeros(300 << 20, np.uint8)  # there is no limit
-    notebook.names["pair"] = [array[:2], array]
-    constant = notebook.parcels.constant(array, None)
-    array[0] = 1
-    with pytest.raises(TooLargeError):
-        notebook.read("pair")  # which is no part of the constant
-    assert notebook.num_bytes() >= array.nbytes
-    del constant
-    notebook.read()
-    assert notebook.parcels.by_number == {}
-    assert notebook.num_bytes() == 0
-
-
-def test_equal_contents_are_in_memory_once_and_yet_apart() -> None:
-    notebook = Books()
-    one, other = np.ones(1 << 20), np.ones(1 << 20)
-    notebook.names |= {"x": {"a": one, "b": other}, "y": [one[:], "more"]}
-    first, _ = notebook.read("x", "y")
-    assert one.nbytes <= notebook.num_bytes() < 1.1 * one.nbytes
-    x, _ = Source(notebook.parcels.by_number[first].wire).load()
-    x["a"][0] = 5
-    assert (x["b"][0], one[0]) == (1, 1)
-    one[0] = 7  # changed: both are sent again, and the old content goes when nobody has it
-    notebook.read("x", "y")
-    assert notebook.num_bytes() < 2.1 * one.nbytes
