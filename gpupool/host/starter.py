@@ -153,7 +153,9 @@ class Starter:
             self._serving = time.monotonic() < self._leave_at
 
     def _tell(self, event: lines.Line) -> None:
-        os.write(self._line, lines.encode(event))
+        data = lines.encode(event)
+        while data:  # a signal may cut a long one in two
+            data = data[os.write(self._line, data) :]
 
     # ---- what the client asks for --------------------------------------------------------
 

@@ -112,8 +112,8 @@ class SpmdRun:
             for rank in self._ranks
         }
         hear = on_notice or view.notice
-        self._execution = Execution(pool, calls, self._recorder, timeout_s, hear)
-        self._execution.keeps = shipment  # the ranks read it when the cell's turn comes
+        # the ranks read the shipment when the cell's turn comes
+        self._execution = Execution(pool, calls, self._recorder, timeout_s, hear, shipment)
         self._expected: dict[str, Composite] = {}
         if notebook is not None and notebook.at_once:
             self._expected = pool.variables.handles.expect(notebook.names, self._names.assigns)

@@ -26,6 +26,12 @@ def deaf() -> None:
     time.sleep(60)
 
 
+def hold_the_gil() -> None:
+    print("up", flush=True)
+    libc = ctypes.PyDLL(None)  # PyDLL keeps the GIL while C sleeps
+    libc.sleep(60)
+
+
 def crash() -> None:
     faulthandler.enable()
     ctypes.string_at(0)

@@ -96,7 +96,7 @@ def starter(tmp_path: Path) -> Iterator[StarterUnderTest]:
 
 def test_client_gone_then_nothing_is_left_whatever_it_is_doing(starter: StarterUnderTest) -> None:
     pids = [starter.spawn("fork_two"), *starter.grandchildren()]
-    for function in ("deaf", "sleep"):
+    for function in ("deaf", "hold_the_gil", "sleep"):
         pids.append(starter.spawn(function, function))
         starter.log("up", function)
     os.kill(pids[-1], signal.SIGSTOP)

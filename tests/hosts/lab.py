@@ -10,6 +10,7 @@ in /etc/hosts, as Debian gives it, and docker0 has the same address on all.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -178,6 +179,11 @@ class Lab:
     def cable(self, host: str, state: str) -> None:
         """Pull it out ("down") or plug it in ("up"): nobody is told."""
         self.run("switch", "ip", "link", "set", f"p-{host}", state)
+
+    def num_bytes(self, host: str) -> tuple[int, int]:
+        """The bytes that have gone to a host, and come from it."""
+        (port,) = json.loads(self.run("switch", *f"ip -json -stats link show p-{host}".split()))
+        return port["stats64"]["tx"]["bytes"], port["stats64"]["rx"]["bytes"]
 
     def _start(self, name: str, unshare: str, lines: Sequence[str]) -> None:
         """Start the first process of new namespaces, which runs these lines, and then reaps."""

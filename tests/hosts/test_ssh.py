@@ -17,6 +17,7 @@ SECRET = "c4n4ry-value-of-a-secret"
 START = "start('ssh', hosts=('node1', 'node2:2'), env=('LAB_*',))"
 HOST_OF = {0: "node1", 1: "node1", 2: "node2", 3: "node2"}
 LOST_S = 10.0  # as promised
+SIZE = 200_000_000
 MARK = HOME / "waits"
 HANG = f"""
 import os, time
@@ -77,14 +78,26 @@ def test_ranks_are_counted_host_by_host_and_compute_together(notebook: Notebook,
         assert {at for at, _, port in ends if port != "22"} <= {"127.0.0.1", address}, listening
 
 
-def test_values_output_and_errors_cross_with_their_rank_and_host(notebook: Notebook) -> None:
-    notebook.run("import numpy; pool['big'] = numpy.arange(1 << 20)")  # too large for a message
-    assert notebook.spmd("int(big[-1])") == dict.fromkeys(HOST_OF, (1 << 20) - 1)
-    assert notebook.run("int(pool['big'][2].sum())") == sum(range(1 << 20))
+def test_output_and_errors_have_their_rank_and_host(notebook: Notebook) -> None:
     assert notebook.run("pool.run('print(os.uname().nodename)').text(2)") == "node2\n"
     error = notebook.begin("pool.run('if rank == 3: 1 / 0')").result()
     assert error["error"] == "SpmdError"
     assert all(part in error["text"] for part in ("rank 3", "node2", "ZeroDivisionError"))
+
+
+@pytest.mark.hosts
+def test_big_values_cross_once_for_each_host(notebook: Notebook, lab: Lab) -> None:
+    notebook.run(f"import numpy; big = numpy.arange({SIZE // 8})")
+    before = {host: lab.num_bytes(host) for host in NODES}
+    notebook.run("pool['big'] = big")
+    assert set(notebook.spmd("int(big.sum())").values()) == {sum(range(SIZE // 8))}
+    for host in NODES:
+        assert SIZE < lab.num_bytes(host)[0] - before[host][0] < 1.25 * SIZE
+    before = {host: lab.num_bytes(host) for host in NODES}
+    notebook.spmd("big = big + rank")
+    assert notebook.run("int((pool['big'][2] - big).sum())") == 2 * SIZE // 8
+    assert SIZE < lab.num_bytes("node2")[1] - before["node2"][1] < 1.25 * SIZE
+    assert lab.num_bytes("node1")[1] - before["node1"][1] < 0.25 * SIZE
 
 
 @pytest.mark.hosts

@@ -61,6 +61,7 @@ class Execution(Generic[Value]):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_notice: OnNotice | None = None,
+        keeps: object = None,
     ) -> None:
         all_ranks.wait_until_usable()
         heed_again()
@@ -69,7 +70,7 @@ class Execution(Generic[Value]):
         self.errors: dict[int, RankError] = {}
         self.names: dict[int, NamesReport] = {}
         self.started_at, self.elapsed_s = time.monotonic(), 0.0
-        self.keeps: object = None  # what has to live until the end of this
+        self._keeps = keeps  # what has to live until the end of this
         self.ends_well: Callable[[], None] | None = None  # of a training: asks it to, once
         # one has no part in the process group, whatever becomes of it
         self.is_task = any(isinstance(call, RunTask) for call in calls.values())
@@ -178,7 +179,7 @@ class Execution(Generic[Value]):
             self._notice(None)
             if self.errors and self._futures:
                 self._all_ranks.last_error = self.error()
-            self.keeps = self.ends_well = None
+            self._keeps = self.ends_well = None
             try:
                 if self._group_wanting:
                     self._all_ranks.reform_group()

@@ -213,9 +213,8 @@ class Variables:
             self._send(shipment, ranks, along=kind is RunTask)
         bindings = self.bindings(shipment, ranks)
         calls = {r: kind(parcel.wire, parcel.sources, bindings=bindings[r]) for r in ranks}
-        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
-        execution.keeps = parcel, shipment  # until the ranks have read it
-        return execution
+        kept = parcel, shipment  # until the ranks have read it
+        return Execution(self._all_ranks, calls, on_output, timeout_s, on_notice, kept)
 
     def begin_task(self, kept: KeptCall, rank: int, on_output: OnOutput) -> Execution[CodeReply]:
         """It as a task, to be run by the thread that asks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.engines.client import unheard_output
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
-from tests.support.processes import engine_pid, open_files
+from tests.support.processes import engine_pid, open_files, press_when
 from tests.support.raising import raises
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
@@ -134,6 +135,23 @@ def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
     with raises(TransferError, "x", " rank 1: ", "ValueError: not for this rank"):
         notebook.cell("ran = 1; x, y")
     assert notebook.cell("ran, y") == ["(0, 5)"] * 2
+
+
+class Slow:
+    """Takes a while to unpickle."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (60,)
+
+
+def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names["x"] = Slow()
+    presser = press_when(lambda: pool2.status().state == "busy")
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        notebook.cell("x")
+    presser.join()
+    notebook.names["x"] = 3
+    assert notebook.cell("x") == ["3", "3"]
 
 
 def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
