@@ -7,8 +7,8 @@ the same values.
     metrics.update(outputs, targets)          # of each share, if it has samples
     metrics.compute(world)                    # {'accuracy': 0.93, 'f1': 0.91}, on every rank
 
-Accuracy and functions of the user's are means of sums. All others are torchmetrics', which is
-imported when one of them sees its first batch: that takes seconds.
+Accuracy and functions of the user's are means of sums. All others are torchmetrics', which takes
+seconds to import.
 """
 
 from __future__ import annotations
