@@ -2,9 +2,7 @@
 
 A CPU has computed when the call returns. A GPU is given work in the order of a stream and computes
 later: the host runs ahead of it, by many steps of a training. Tests put a third device in the place
-of the CPU, which lags as a GPU does (`tests/engine/group/later.py`).
-
-It lies below the engine, because threads that read data use it too. Opens no context on a GPU
+of the CPU, which lags as a GPU does (`tests/engine/group/later.py`). Opens no context on a GPU
 before one is used.
 """
 
@@ -12,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +52,7 @@ class Counter:
 
 
 class Device:
-    """A CPU: everything is done when it is asked for."""
+    """A CPU."""
 
     lags = False
     """Whether the host runs ahead of it."""
@@ -64,7 +62,6 @@ class Device:
 
     @property
     def name(self) -> str:
-        """What people call it."""
         return "CPU"
 
     def make_current(self) -> None:
@@ -97,7 +94,6 @@ class Device:
         self.synchronize()
 
     def counter(self) -> Counter:
-        """One that counts from 0."""
         return Counter()
 
     def copy_to_host(self, source: Tensor) -> tuple[Tensor, Mark]:
@@ -134,8 +130,7 @@ class Cuda(Device):
         """An event, which has the methods of a mark."""
         event: Any = torch.cuda.Event(enable_timing=timed)
         event.record(torch.cuda.current_stream(self.device))
-        mark: Mark = event
-        return mark
+        return cast(Mark, event)
 
     def is_done(self) -> bool:
         return torch.cuda.current_stream(self.device).query()
@@ -144,7 +139,6 @@ class Cuda(Device):
         torch.cuda.synchronize(self.device)
 
     def counter(self) -> Counter:
-        """One that the GPU counts."""
         return _PinnedCounter(self.device)
 
     def seed(self, key: int) -> None:
@@ -216,5 +210,4 @@ def gpu_in_use() -> Cuda | None:
 
 
 def has_gpu() -> bool:
-    """Whether torch can use a GPU here."""
     return torch.cuda.is_available()

@@ -31,7 +31,8 @@ def only_our_errors() -> Iterator[None]:
     What other threads of the tests compute, and the collection of other tests' garbage, do not
     count.
     """
-    with _uncollected():
+    gc.disable()
+    try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here: proc(5)
         memory, began = _status_kib("VmRSS"), time.thread_time()
         try:
@@ -40,20 +41,13 @@ def only_our_errors() -> Iterator[None]:
             assert_plain(str(error))
         assert time.thread_time() - began < MAX_CPU_S
         assert _status_kib("VmHWM") - memory < MAX_MEMORY_KIB
+    finally:
+        gc.enable()
 
 
 def assert_plain(message: str) -> None:
     """A terminal shows this as it is: no control character but the end of a line."""
     assert all(letter.isprintable() or letter == "\n" for letter in message), repr(message)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _status_kib(name: str) -> int:

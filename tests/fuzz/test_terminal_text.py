@@ -64,14 +64,9 @@ def test_any_text_is_drawn(text: str) -> None:
 def test_long_texts_take_no_longer(piece: str) -> None:
     text = piece * (160_000 // len(piece))
     for one in (text, f"\x1b[{text}mx", f"\x1b]{text}", f"\x1b[{text}A"):
-        with only_our_errors():
-            ansi.to_html(one)
-        with only_our_errors():
-            ansi.without_moves(one)
-        with only_our_errors():
-            as_shown(one)
-        with only_our_errors():
-            normal(one)
+        for draw in (ansi.to_html, ansi.without_moves, as_shown, normal):
+            with only_our_errors():
+                draw(one)
 
 
 # ---- names -----------------------------------------------------------------------------------

@@ -1,9 +1,6 @@
 """What every datastore of images can do: it is a torch map-style dataset that can be cut, mixed,
-checked and looked at. Runs anywhere.
-
-A datastore is made in the notebook, where its files are listed once; it travels to the engines by
-pickle, where they are read. Importing this loads no torch; reading an image does.
-"""
+checked and looked at. Made in the notebook, where its files are listed once; it travels to the
+engines by pickle, where they are read. Importing this loads no torch; reading an image does."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from gpupool.core.errors import OptionsError
 from gpupool.data.datastores.labels import Labels, among, labelled, split
 from gpupool.data.datastores.views import CheckResult, Preview, check, make_preview
-from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, InParts, apply_transform
+from gpupool.data.reading.samples import Draw, InParts, Normalization, apply_transform
 from gpupool.data.reading.shards import Indices, epoch_order
 from gpupool.data.stores.cache import Cache
 from gpupool.data.stores.folder import FileRef, Source
@@ -33,15 +29,10 @@ _COLUMNS = [("source", "u4"), ("version", "u4"), ("size", "i8"), ("start", "i8")
 class Files:
     """Files, or parts of files, of one or several sources; immutable.
 
-    Columns of numpy, as they may be millions: ranks of a host share them, and no reference count of
-    a worker process copies them page by page.
-
-    Args:
-        sources: where they lie.
-        rows: of each file the index of its source, 32 bits of its ETag (0 where there is none), its
-            size in bytes, where in a file of its source a part begins (0 for whole files), and its
-            path below its source, as bytes.
-        cache: through which they are read, if they are.
+    `rows` has of each the index of its source, 32 bits of its ETag (0 where there is none), its
+    size in bytes, where in a file of its source a part begins (0 for whole files), and its path
+    below its source, as bytes. Columns of numpy, as they may be millions: ranks of a host share
+    them, and no reference count of a worker process copies them page by page.
     """
 
     sources: tuple[Source, ...]
@@ -50,29 +41,24 @@ class Files:
 
     @classmethod
     def of(cls, sources: Sequence[Source], rows: Iterable[Row]) -> Files:
-        """Files by their rows. Names that are no UTF-8 come back as they were."""
         # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
         encoded = [(*row[:-1], row[-1].encode(errors="surrogateescape")) for row in rows]
         width = max((len(row[-1]) for row in encoded), default=1)
         return cls(tuple(sources), np.array(encoded, [*_COLUMNS, ("path", f"S{width}")]))
 
     def url(self, row: int) -> str:
-        """The printable URL of a file."""
         return self.sources[int(self.rows["source"][row])].name(self.path(row))
 
     def read(self, row: int) -> bytes:
-        """The contents of a file; raises what `Source.read` raises."""
         number, version, size, start, _ = self.rows[row].tolist()
         source, file = self.sources[number], FileRef(self.path(row), size, version)
         read = source.read if self.cache is None else partial(self.cache.read, source)
         return read(file, start, size if start else None)
 
     def take(self, rows: Indices) -> Files:
-        """These files, in that order."""
         return replace(self, rows=self.rows[rows])
 
     def path(self, row: int) -> str:
-        """The path of a file below its source."""
         path: bytes = self.rows["path"][row]
         return path.decode(errors="surrogateescape")
 
@@ -81,9 +67,8 @@ class Files:
 class Datastore(InParts):
     """Labelled images; immutable, every method gives a new datastore.
 
-    Args:
-        files: the image of each sample; then what else belongs to it, as its mask.
-        labels: the label of each as an index into `names`, -100 where it has none.
+    `files` are the images, then what else belongs to each, as its mask; `labels` indices into
+    `names`, -100 where there is none.
     """
 
     files: tuple[Files, ...]
@@ -111,11 +96,9 @@ class Datastore(InParts):
         return len(self.labels)
 
     def fetch(self, index: int) -> Any:
-        """What the store holds of sample `index`: see `Samples`."""
         return self.files[0].read(self._row(index))
 
     def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """The sample that `fetch(index)` has read: see `Samples`."""
         from gpupool.data.reading.augmentation import keyed_draws
         from gpupool.data.reading.decode import decode
 
@@ -126,11 +109,9 @@ class Datastore(InParts):
         return made, int(self.labels[index])
 
     def name(self, index: int) -> str:
-        """The printable URL of an image."""
         return self.files[0].url(self._row(index))
 
     def label(self, index: int) -> str:
-        """The name of the class of an image; "" without."""
         number = int(self.labels[index])
         return self.names[number] if number >= 0 else ""
 
@@ -241,7 +222,6 @@ class Datastore(InParts):
         return self._with(files=tuple(replace(files, cache=cache) for files in self.files))
 
     def _fill(self, files: Files, labels: Labels, known: Sequence[str | None] = ()) -> None:
-        """Make it of those files that have a label: see `labelled`."""
         paths = list(map(files.path, range(len(files.rows))))
         kept, indices, names = labelled(paths, files.url, labels, known)
         Datastore.__init__(self, (files.take(kept),), indices, names)

@@ -8,7 +8,6 @@ from os.path import splitext
 from typing import Any
 
 from gpupool.core.errors import DataNotFoundError
-from gpupool.core.progress import progress
 from gpupool.data.datastores.base import Datastore, Files
 from gpupool.data.datastores.labels import Labels, warn
 from gpupool.data.stores.folder import FileRef, Folder
@@ -58,20 +57,9 @@ class ImageDatastore(Datastore):
         self._fill(table(folder, find_files(folder, extensions, "images")), labels)
 
 
-def list_folder(folder: Folder) -> list[FileRef]:
-    """`Folder.list_files`, with a bar that counts if it takes long."""
-    with progress("Listing", unit="files") as bar:
-        found = folder.list_files(bar.update)
-        bar.update(len(found))
-    return found
-
-
 def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> list[FileRef]:
-    """The files below a folder that are `what`, by their extensions in any case.
-
-    Warns of pictures with others. Raises DataNotFoundError if there is none.
-    """
-    found = list_folder(folder)
+    """The files below a folder that are `what`, by their extensions in any case."""
+    found = folder.list_files()
     extensions = [extensions] if isinstance(extensions, str) else extensions
     warn_of_pictures((file.path for file in found), extensions)
     endings = tuple(extension.lower() for extension in extensions)
@@ -84,7 +72,6 @@ def find_files(folder: Folder, extensions: str | Sequence[str], what: str) -> li
 
 
 def table(folder: Folder, found: Sequence[FileRef]) -> Files:
-    """The files of a folder, in this order."""
     return Files.of((folder,), [(0, one.version, one.size, 0, one.path) for one in found])
 
 

@@ -35,13 +35,8 @@ def labelled(
     Classes are sorted as texts, as torchvision's ImageFolder does, whose networks exist; those that
     are no folders, and all whole numbers, so that "10" follows "9".
 
-    Args:
-        paths: of the files, below the URL of their datastore.
-        url_of: what gives the URL of each.
-        labels: as of `ImageDatastore`.
-        known: the label of each file, where that need not be found out.
-
-    Raises OptionsError for what is no label, DataError for names that are no class.
+    `paths` lie below the URL of the datastore. `known` has the label of each, where `labels` need
+    not be asked. Raises OptionsError for what is no label, DataError for names that are no class.
     """
     if labels is None:
         return np.arange(len(paths)), np.full(len(paths), NO_CLASS), ()
@@ -75,10 +70,7 @@ def labelled(
 
 
 def among(classes: Sequence[str], indices: Indices, names: Sequence[str]) -> Indices:
-    """Labels as indices into `classes` in the place of `names`; -100 stays.
-
-    Raises OptionsError if `classes` lack a name that an image has, or are no names.
-    """
+    """Labels as indices into `classes` in the place of `names`; -100 stays."""
     place = {name: index for index, name in enumerate(classes)}
     if len(place) != len(classes) or not all(isinstance(name, str) for name in classes):
         raise OptionsError(f"classes={list(classes)!r} must be names, each once")
@@ -95,11 +87,7 @@ def among(classes: Sequence[str], indices: Indices, names: Sequence[str]) -> Ind
 def split(
     labels: NDArray[Any], classes: Sequence[str], sizes: Sequence[float], seed: int | None
 ) -> list[Indices]:
-    """Each class cut alike: indices for each of `sizes`, and for the rest if any is left; sorted.
-
-    `sizes` are fractions of each class, or whole numbers per class. `seed=None` takes the first of
-    each class, a number draws them.
-    """
+    """As `Datastore.split_each_label`: the indices of each part, sorted."""
     shown = f"split_each_label({', '.join(map(repr, sizes))})"
     kinds = {isinstance(size, Integral) and not isinstance(size, bool) for size in sizes}
     # Fractions that add up to 1 may come to slightly more as floats.

@@ -1,8 +1,6 @@
 """Labelled images in tar files, laid out as WebDataset does. Runs anywhere; no torch at import.
 
-Neighbours in a tar whose names are the same up to the first dot of the last part are one sample:
-
-    train-000.tar:  cat01.jpg  cat01.cls  dog07.jpg  dog07.cls  ...
+train-000.tar:  cat01.jpg  cat01.cls  dog07.jpg  dog07.cls  ...
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from gpupool.data.datastores.base import Datastore, Files, Row
 from gpupool.data.datastores.images import (
     IMAGE_EXTENSIONS,
     OTHER_EXTENSIONS,
-    list_folder,
     warn_left_out,
     warn_of_pictures,
 )
@@ -61,8 +58,7 @@ class TarDatastore(Datastore):
         extensions: of the members to take; one image in each sample.
         storage_options: for the file system of `url`.
 
-    Raises DataNotFoundError, CredentialsError or DataError if there is no tar or no image, a tar is
-    damaged, or a sample has no label; OptionsError for what is no label.
+    Raises as `ImageDatastore`, and DataError if a tar is damaged, or a sample has no label.
     """
 
     def __init__(
@@ -114,26 +110,22 @@ class Tar:
 
     @property
     def shown_url(self) -> str:
-        """Where the tar lies, as it may be printed."""
         return self.source.shown_url
 
     def name(self, path: str) -> str:
-        """The URL of the tar, and the member's name behind it."""
         # A name in a tar may hold anything, and the URL is printed.
         return without_controls(f"{self.source.name(self.file.path)}/{path}")
 
     def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
-        """The contents of a member, by one range; raises what `Source.read` raises."""
         return self.source.read(self.file, start, file.size)
 
 
 def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
-    """The tars that are meant, sorted by path."""
     parent, slash, last = url.rpartition("/")
     is_named = last.lower().endswith(".tar") or "*" in last
     folder = Folder((parent or slash or ".") if is_named else url, options)
     # One listing has sizes and versions of all. `*` means no folders below, as in a shell.
-    files = [file for file in list_folder(folder) if not (is_named and "/" in file.path)]
+    files = [file for file in folder.list_files() if not (is_named and "/" in file.path)]
     pattern = last.lower() if is_named else "*.tar"
     tars = [Tar(folder, file) for file in files if fnmatch(file.path.lower(), pattern)]
     if not tars:
@@ -148,7 +140,7 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> list[Tar]:
 
 
 def _kept_samples(tar: Tar, endings: tuple[str, ...]) -> Found:
-    """As `_samples`; from the cache folder, if the tar has a version and was read before."""
+    """As `_samples`, of a tar that has a version once only."""
     url, size, version = tar.source.name(tar.file.path), tar.file.size, tar.file.version
     if not version:
         return _samples(tar, endings)
@@ -162,11 +154,7 @@ def _kept_samples(tar: Tar, endings: tuple[str, ...]) -> Found:
 
 
 def _samples(tar: Tar, endings: tuple[str, ...]) -> Found:
-    """The image of each sample of a tar that has one, with the text of its .cls, if it has that.
-
-    Raises DataError if the tar is damaged or compressed, or a sample has several images; and what
-    `Source.read` raises.
-    """
+    """The image of each sample of a tar that has one, with the text of its .cls, if it has that."""
     url, samples, others = tar.source.name(tar.file.path), list[Sample](), list[str]()
     try:
         file: Any = _Headers(tar)
@@ -244,7 +232,6 @@ class _Headers:
         self._position = position
 
     def read(self, size: int) -> bytes:
-        """The bytes of a header, fewer only at the end."""
         data = self.at(self._position, size)
         self._position += len(data)
         return data

@@ -7,7 +7,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,6 @@ from gpupool.core.errors import OptionsError, SampleError
 from gpupool.core.formatting import Table
 from gpupool.core.progress import progress
 from gpupool.data.reading.samples import tried
-
-if TYPE_CHECKING:
-    import torch
 
 _SIDE = 128  # pixels of the longer side of a small picture, at most
 _MOST = 200  # pictures that a page should hold
@@ -79,8 +76,7 @@ def make_preview(dataset: Any, num_images: int) -> Preview:
     chosen = order[np.argsort(turn, kind="stable")][:num_images].tolist()
 
     def small(place: int, fetched: Any) -> Picture:
-        image: torch.Tensor = dataset.decode(place, fetched)[0]
-        pixels = image.permute(1, 2, 0).numpy()
+        pixels = dataset.decode(place, fetched)[0].permute(1, 2, 0).numpy()
         return Picture.of(pixels, dataset.label(place), dataset.name(place))
 
     pictures = [
@@ -106,7 +102,6 @@ class CheckResult(Table):
 
 
 def check(dataset: Any) -> CheckResult:
-    """Read and decode every sample of a datastore once, many at a time; see `Datastore.check`."""
     good, rows, places = np.ones(len(dataset), bool), [], range(len(dataset))
 
     def decode(place: int, fetched: Any) -> None:

@@ -1,7 +1,5 @@
-"""Random numbers of augmentation that depend on (seed, epoch, index) alone. Runs anywhere; torch.
-
-    with keyed_draws(Draw(seed=0, epoch=3), index=17):
-        image = transform(image)              # the same on any rank, in any thread, at any time
+"""Random numbers of augmentation that depend on (seed, epoch, index) alone: not on ranks, threads,
+or what was drawn before. Runs anywhere; torch.
 
 A transform asks torch for random numbers, as those of torchvision do, without saying from which
 generator; torch then takes one that all threads of the process share. Inside `keyed_draws` each of
@@ -56,10 +54,7 @@ def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]
 
 
 def seeded(draw: Draw | None, index: int) -> AbstractContextManager[object]:
-    """As `keyed_draws`; the generators of numpy and Python's `random` are seeded as well.
-
-    They are left where drawing takes them.
-    """
+    """As `keyed_draws`; the generators of numpy and Python's `random` are seeded, and stay so."""
     if draw is None:
         return nullcontext()
     key = draw.key(index)
@@ -74,7 +69,6 @@ def generators() -> bytes:
 
 
 def restore(state: bytes) -> None:
-    """Put both back to what `generators` gave."""
     python, numpy = pickle.loads(state)  # nosec B301 # made in this process
     random.setstate(python)
     np.random.set_state(numpy)
@@ -90,7 +84,6 @@ class _Keyed(TorchFunctionMode):
 
     @property
     def has_drawn(self) -> bool:
-        """Whether anything was drawn from torch."""
         return bool(self._generators)
 
     # Every use of torch inside passes through here, so it does no more than it must.

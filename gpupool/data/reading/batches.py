@@ -1,7 +1,5 @@
 """A batch: of samples, or of a data set that is read here. On engines and in their workers; torch.
 
-    batch = Rows(dataset).batch(np.array([3, 1, 4]), Reading(draw=Draw(0, 1)))
-
 Samples may have any structure. Pairs (input, target) become a batch of two halves; rows with named
 columns become a dict of columns; anything else becomes what torch's `default_collate` makes of it,
 or what the user's own function does.
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.augmentation import generators, restore, seeded
@@ -54,16 +52,14 @@ class Reading:
     skip: bool = False
     collate: Collate | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    depth: int = 2
 
     @property
     def pin(self) -> bool:
-        """Whether batches lie in memory that a GPU can copy from while it computes."""
         return self.device.type == "cuda"
 
 
 class Rows:
-    """A map-style data set, whose samples `batch` reads in this thread, one after the other.
+    """A map-style data set, read in this thread.
 
     An index may be k times its length larger: that is a sample which comes for the (k + 1)th time,
     with random numbers of its own.
@@ -72,19 +68,11 @@ class Rows:
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self._is_ours = isinstance(dataset, Samples)
-        self._num = len(dataset) if hasattr(dataset, "__len__") else 0
-        inner = dataset
-        while type(inner) is Subset:  # which has `__getitems__` in any case
-            inner = inner.dataset
-        self._gives_many = hasattr(inner, "__getitems__") and not self._is_ours
+        self._num = len(dataset)
+        self._gives_many = hasattr(dataset, "__getitems__") and not self._is_ours
 
-    def batch(self, indices: Indices, reading: Reading) -> Batch | None:
-        """The samples as a batch; None if there are none.
-
-        What it draws leaves the generators where they were.
-        """
-        if len(indices) == 0:
-            return None
+    def batch(self, indices: Indices, reading: Reading) -> Batch:
+        """The samples as a batch. What it draws leaves the generators where they were."""
         if is_table(self.dataset) and reading.collate is None:
             # what collating row by row comes to, in one go
             at = torch.tensor(indices, device="cpu")
@@ -102,7 +90,7 @@ class Rows:
         """The samples, with a `Skipped` for each that is left out."""
         places = indices.tolist()
         many = self._many(places, reading) if self._gives_many and places else None
-        return [self._sample(place, reading) for place in places] if many is None else many
+        return many or [self._sample(place, reading) for place in places]
 
     def _many(self, places: list[int], reading: Reading) -> list[Any] | None:
         """What the data set gives in one call, as those of Hugging Face do much quicker; None if
@@ -110,7 +98,7 @@ class Rows:
         with seeded(reading.draw, places[0]) as draws:
             before = generators()
             try:
-                samples = list(self.dataset.__getitems__(list(map(self._row, places))))
+                samples = list(self.dataset.__getitems__([place % self._num for place in places]))
             except SampleError:
                 if not reading.skip:
                     raise
@@ -120,16 +108,13 @@ class Rows:
         self._gives_many = reading.draw is None or not has_drawn
         return samples if self._gives_many else None
 
-    def _row(self, place: int) -> int:
-        return place % self._num if self._num else place
-
     def _sample(self, place: int, reading: Reading) -> Any:
-        row = self._row(place)
+        again, row = divmod(place, self._num)
         try:
             with seeded(reading.draw, place):
                 if not self._is_ours:
                     return self.dataset[row]
-                draw = numbered(reading.draw, place // self._num)
+                draw = numbered(reading.draw, again)
                 return self.dataset.decode(row, self.dataset.fetch(row), draw)
         except SampleError as error:
             if not reading.skip:
@@ -151,9 +136,6 @@ def is_table(dataset: Any) -> bool:
     return type(dataset) is TensorDataset and len(dataset.tensors) == 2
 
 
-# ---- from samples ---------------------------------------------------------------------------
-
-
 def batch_of(
     read: Sequence[Any],
     pin: bool,
@@ -162,8 +144,8 @@ def batch_of(
 ) -> Batch:
     """The batch of samples and, among them, `Skipped` ones, in the order in which they came.
 
-    `collate` is the user's own function; what it gives is a pair of halves, or all of the batch.
-    `indices` are those of the samples, if they have any.
+    What `collate` gives is a pair of halves, or all of the batch. Samples of a stream have no
+    `indices`.
     """
     samples = [sample for sample in read if not isinstance(sample, Skipped)]
     skipped = tuple(sample for sample in read if isinstance(sample, Skipped))
@@ -171,7 +153,13 @@ def batch_of(
         return Batch(None, None, 0, skipped)
     for place, sample in enumerate(read):
         if sample is None:
-            raise no_sample(indices[place] if len(indices) else None)
+            # A `collate` may leave it out: then the batch counts for more than is in it.
+            which = f"sample {indices[place]}" if len(indices) else "a sample"
+            raise DataError(
+                f"{which} of the data set is None. Raise gpupool.SampleError there, and give "
+                'on_error="skip": then it is left out and counted nowhere',
+                "no sample",
+            )
     made = _collated_samples(samples, pin) if collate is None else collate(samples)
     if pin:
         made = pinned(made)
@@ -179,23 +167,11 @@ def batch_of(
     return Batch(inputs, targets, len(samples), skipped)
 
 
-def no_sample(index: int | None) -> DataError:
-    """The error for None in place of a sample, which a function that makes batches may leave out:
-    then its batch counts for more than is in it."""
-    which = "a sample" if index is None else f"sample {index}"
-    return DataError(
-        f"{which} of the data set is None. Raise gpupool.SampleError there, and give "
-        'on_error="skip": then it is left out and counted nowhere',
-        "no sample",
-    )
-
-
 def _is_pair(sample: Any) -> bool:
     return isinstance(sample, (tuple, list)) and len(sample) == 2
 
 
 def _collated_samples(samples: list[Any], pin: bool) -> Any:
-    """What torch makes of samples; columns of rows one by one, and pictures as tensors."""
     first = samples[0]
     if isinstance(first, Mapping):
         return {name: _column(name, samples, pin) for name in first}

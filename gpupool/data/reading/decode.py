@@ -36,9 +36,7 @@ def decode(data: bytes, name: str) -> torch.Tensor:
     """An image file as a uint8 tensor of shape (3, height, width), RGB, upright.
 
     The orientation in EXIF is applied; grey images get three equal channels, CMYK becomes
-    RGB, transparency is dropped, 16 bits become 8.
-
-    Raises SampleError naming `name`, as `open_image`.
+    RGB, transparency is dropped, 16 bits become 8. Raises SampleError as `open_image`.
     """
     with open_image(data, name, "an image") as image:
         pixels = torch.from_numpy(_pixels(data, image)).permute(2, 0, 1)
@@ -106,7 +104,6 @@ def _pixels(data: bytes, image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _upright(pixels: torch.Tensor, image: Image.Image) -> torch.Tensor:
-    """The picture as its EXIF says that it was taken."""
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except Exception:  # a picture is not lost for a broken remark about it

@@ -1,27 +1,99 @@
-"""Data without targets, as a data set whose targets count nowhere. Runs on ranks; imports torch."""
+"""Data sets that stand for others. Runs anywhere; imports torch.
+
+torch's Subset and ConcatDataset of data sets of ours are read as those are: they hide that samples
+can be fetched many at once, what keys their random numbers, and their normalization. Data without
+targets is a data set whose targets count nowhere.
+"""
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from gpupool.core.errors import DataError
 from gpupool.core.options.datasets import NO_CLASS
-from gpupool.data.reading import subsets
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.samples import Draw, InParts, Samples, apply_transform
+from gpupool.data.reading.samples import (
+    Draw,
+    InParts,
+    Normalization,
+    Samples,
+    apply_transform,
+    numbered,
+)
 from gpupool.data.stores.folder import FileRef, Folder
 
-Transform = Callable[..., Any]
+
+def opened(dataset: Any) -> Any:
+    """A `Samples` for a Subset or ConcatDataset of such, also nested; anything else as it is."""
+    if type(dataset) not in (Subset, ConcatDataset):
+        return dataset
+    return Nested(dataset) if all(isinstance(one, Samples) for one in parts(dataset)) else dataset
 
 
-def of_inputs(given: Any, shape: Sequence[int], transform: Transform | None = None) -> Any:
+def parts(dataset: Any) -> list[Any]:
+    """The data sets that a sample of this one may be of, with `leaf`."""
+    # Not of derived classes, which may change what a sample is.
+    if type(dataset) is Subset:
+        return parts(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return [leaf for part in dataset.datasets for leaf in parts(part)]
+    return [dataset]
+
+
+def leaf(dataset: Any, index: int, draw: Draw | None = None) -> tuple[Any, int, Draw | None]:
+    """Of which data set a sample is, where there, and what keys its random numbers.
+
+    Those of the same row of two parts differ.
+    """
+    while True:
+        if type(dataset) is Subset:
+            dataset, index = dataset.dataset, int(dataset.indices[index])
+        elif type(dataset) is ConcatDataset:
+            number = bisect_right(dataset.cumulative_sizes, index)
+            index -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset, draw = dataset.datasets[number], numbered(draw, number)
+        else:
+            return dataset, index, draw
+
+
+@dataclass(frozen=True, eq=False)
+class Nested(InParts):
+    whole: Any
+
+    @property
+    def normalization(self) -> Normalization | None:
+        asked = {getattr(part, "normalization", None) for part in parts(self.whole)}
+        if len(asked) > 1:
+            raise DataError(
+                "the parts of a ConcatDataset have another normalization each; give them the same "
+                "by with_normalization",
+                "other settings",
+            )
+        return asked.pop()
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def fetch(self, index: int) -> Any:
+        part, row, _ = leaf(self.whole, index)
+        return part.fetch(row)
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None) -> Any:
+        part, row, own = leaf(self.whole, index, draw)
+        return part.decode(row, fetched, own)
+
+
+def of_inputs(given: Any, shape: Sequence[int], transform: Callable[..., Any] | None = None) -> Any:
     """A data set for a tensor, a list of pictures or URLs; other data sets as they are.
 
     Pictures are decoded as in training. They go through `transform`, or get the height and width of
@@ -36,7 +108,7 @@ def of_inputs(given: Any, shape: Sequence[int], transform: Transform | None = No
     prepare = transform or (partial(resized, shape=shape) if len(shape) == 3 else None)
     if isinstance(given, (list, tuple)) and all(map(_is_picture, given)):
         return Pictures(given, prepare)
-    own: Any = subsets.opened(given)
+    own: Any = opened(given)
     if isinstance(own, Samples):
         change = getattr(own, "with_transform", None)
         is_unlabelled = not getattr(own, "classes", True) and not hasattr(own, "mask_paths")
@@ -58,7 +130,7 @@ def resized(image: Tensor, shape: Sequence[int]) -> Tensor:
 class Pictures(InParts):
     """Pictures in memory or in files, as `Samples`: (uint8 (3, height, width), -100)."""
 
-    def __init__(self, items: Sequence[Any], transform: Transform | None) -> None:
+    def __init__(self, items: Sequence[Any], transform: Callable[..., Any] | None) -> None:
         self._items, self._transform = items, transform
 
     def __len__(self) -> int:
@@ -74,7 +146,6 @@ class Pictures(InParts):
         return folder.name(file), folder.read(FileRef(file, 0))
 
     def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, int]:
-        """The picture, decoded and transformed."""
         name = f"picture {index}"
         if isinstance(fetched, tuple):
             from gpupool.data.reading.decode import decode

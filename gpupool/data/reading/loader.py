@@ -1,8 +1,5 @@
 """How a data set is read: by threads, by workers, or where the training runs. On engines; torch.
 
-    with kept(passes=10):                     # the epochs of a training: workers stay until then
-        for batch in load_batches(dataset, batches): ...
-
 Data sets of ours are read by threads. Of others the first batch is read here, and measured: does a
 sample wait or compute, and is it worth to fork?
 """
@@ -22,10 +19,10 @@ from gpupool.core.machine.limits import little_shared_memory
 from gpupool.data import device as devices
 from gpupool.data.reading.augmentation import generators, restore
 from gpupool.data.reading.batches import Batch, Collate, Reading, Rows, is_table, made
+from gpupool.data.reading.inputs import opened
 from gpupool.data.reading.processes import Workers, unread
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
-from gpupool.data.reading.subsets import opened
 from gpupool.data.reading.threads import Reads, read_ahead, read_in_threads
 from gpupool.data.reading.trees import tensors
 
@@ -39,38 +36,29 @@ def load_batches(
     dataset: Any,
     batches: Sequence[Indices],
     *,
-    depth: int = 2,
     device: torch.device | str = "cpu",
     draw: Draw | None = None,
     skip: bool = False,
     collate: Collate | None = None,
     workers: int | None = None,
 ) -> Reads:
-    """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
+    """For each entry of `batches`, none of which is empty, in order, its samples as a `Batch`.
 
-    A data set of ours (`Samples`), or a Subset of one, is read by threads, `depth` batches ahead.
-    Another one is read by `workers` processes; unless given, by as many as its first batch shows to
-    be right. Reading starts with the first `next()`. With `depth` 0 the caller's thread reads each
-    batch when it is asked for, which a debugger can follow.
-
-    Tensors stay in CPU memory, pinned if `device` is a CUDA device. For the others see `Reading`.
+    They are read ahead, from the first `next()` on; by `workers` processes what is no data set of
+    ours (`Samples`, or a Subset of one). Tensors stay in CPU memory, pinned if `device` is a CUDA
+    device. For the others see `Reading`.
 
     What reading raises is raised by the `next()` of that batch. Closing the iterator, also by an
     exception or by leaving the last reference, ends the threads; those that wait for a store end
     when it answers.
     """
-    reading = Reading(draw, skip, collate, devices.of(device).device, depth)
-    if depth == 0:
-        return _here(Rows(opened(dataset)), batches, reading)
+    reading = Reading(draw, skip, collate, devices.of(device).device)
     if is_table(dataset) and collate is None:
         num_bytes = sum(tensor.nbytes for tensor in dataset.tensors) // max(1, len(dataset))
         reads = _here(Rows(dataset), batches, reading)
         is_quick = num_bytes * max(map(len, batches), default=0) <= _QUICK_BYTES
         return reads if is_quick else read_ahead(reads, reading)
     return _read(dataset, batches, reading, workers)
-
-
-# ---- what is kept ---------------------------------------------------------------------------
 
 
 class _Known:
@@ -97,7 +85,6 @@ class _Known:
             self._idle.append(workers)
 
     def close(self) -> None:
-        """End the workers, also those that hang."""
         for workers in self._workers:
             workers.close()
 
@@ -110,7 +97,7 @@ _passes = 1
 def kept(passes: int = 1) -> Iterator[None]:
     """What is found out about data sets, and workers that read them, stay until the end.
 
-    Each is read about `passes` times. Inside of another one, that counts.
+    Each is read about `passes` times. Inside of another `kept`, the outer one counts.
     """
     global _kept, _passes
     if _kept is not None:
@@ -128,14 +115,10 @@ def kept(passes: int = 1) -> Iterator[None]:
 
 def read_by(dataset: Any) -> str:
     """By what a data set is read, while it is `kept`: "8 workers"; "" where that is not known."""
-    for known in _kept or ():
-        if known.dataset is dataset and not known.by_threads and known.num_workers is not None:
-            num = known.num_workers
-            return f"{num} worker{'s' * (num > 1)}" if num else "the training's own thread"
-    return ""
-
-
-# ---- ways -----------------------------------------------------------------------------------
+    found = [one for one in _kept or () if one.dataset is dataset and not one.by_threads]
+    if not found or (num := found[0].num_workers) is None:
+        return ""
+    return f"{num} worker{'s' * (num > 1)}" if num else "the training's own thread"
 
 
 def _read(
@@ -159,14 +142,12 @@ def _read(
             known.by_threads = not len(batches)  # else they draw what threads share
         if known.num_workers is None:
             known.num_workers = num_workers
-        while known.num_workers is None and len(batches):
+        if known.num_workers is None and len(batches):
+            num_samples = passes * sum(map(len, batches))
             first, *batches = batches
-            batch = None
-            if len(first):
-                num_samples = passes * (len(first) + sum(map(len, batches)))
-                batch, known.num_workers = _first(known.rows, first, reading, num_samples)
+            batch, known.num_workers = _first(known.rows, first, reading, num_samples)
             yield batch
-            del batch
+            del batch  # it is the caller's now
         if known.num_workers and len(batches):
             yield from read_ahead(known.by_workers(batches, reading), reading)
         else:
@@ -177,15 +158,12 @@ def _read(
 
 
 def _here(rows: Rows, batches: Sequence[Indices], reading: Reading) -> Reads:
-    """Each batch when it is asked for."""
     for indices in batches:
         yield rows.batch(indices, reading)
 
 
-def _first(
-    rows: Rows, indices: Indices, reading: Reading, num_samples: int
-) -> tuple[Batch | None, int]:
-    """The first batch, and how many workers shall read the others."""
+def _first(rows: Rows, indices: Indices, reading: Reading, num_samples: int) -> tuple[Batch, int]:
+    """The first batch, and how many workers shall read the `num_samples` of all."""
     num_first = min(1, len(indices) - 1)  # it may import modules, and open files
     before = generators()
     try:

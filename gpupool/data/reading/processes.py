@@ -27,7 +27,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
 from gpupool.core.errors import DataError
 from gpupool.core.machine.limits import little_shared_memory
-from gpupool.data.reading.batches import Batch, Collate, Reading, Rows
+from gpupool.data.reading.batches import Collate, Reading, Rows
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.threads import Reads, use_one_core
@@ -64,9 +64,8 @@ class Workers:
             self._processes = iter(self._loader)._workers  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End them, also those that hang."""
         for process in self._processes:
-            process.terminate()  # to which torch's workers end at once, and well
+            process.terminate()  # to which torch's workers end at once, also those that hang
         for process in self._processes:
             process.join(_END_S)
 
@@ -77,14 +76,9 @@ class Workers:
         # The cores are the workers': a copy by many threads would wait until each has got one.
         with use_one_core():
             for _ in batches:
-                batch = self._next(answers)
-                if batch is not None and reading.pin:
-                    inputs, targets = pinned((batch.inputs, batch.targets))
-                    batch = batch._replace(inputs=inputs, targets=targets)
-                yield batch
-                del batch  # it is the caller's now
+                yield self._next(answers, reading.pin)
 
-    def _next(self, answers: Iterator[bytes]) -> Batch | None:
+    def _next(self, answers: Iterator[bytes], pin: bool) -> Any:
         try:
             sent = next(answers)
         except (RuntimeError, EOFError, OSError) as error:  # the data set's come as answers
@@ -97,15 +91,11 @@ class Workers:
         found = pickle.loads(sent)  # nosec B301 # from our own process
         if isinstance(found, _Raised):
             raise found.error()
-        batch: Batch | None = found
-        return batch
+        return pinned(found) if pin else found
 
 
 def unread(dataset: Any) -> Any:
-    """A data set as it is now, for workers: files that it opens when it is read are not theirs.
-
-    What it holds is not copied, but for data sets inside of it.
-    """
+    """A data set as it is now, for workers: files that it opens when it is read are not theirs."""
     if not isinstance(dataset, Dataset):
         return dataset
     try:
@@ -121,7 +111,6 @@ def unread(dataset: Any) -> Any:
 
 
 def _begin(worker: int) -> None:
-    """What a worker does first."""
     # An interrupt of the terminal is meant for the notebook, which decides about the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Said for the user, tokenizers do not warn of the fork.
@@ -152,11 +141,10 @@ class _Answers(Dataset[Any]):
 
 
 class _Pickler(ForkingPickler):
-    """Puts tensors into shared memory, but for small ones: the rank has to ask this process for
-    each piece of it, and a worker that computes is slow to answer."""
+    """Puts tensors into shared memory, but for small ones, as labels: the rank has to ask this
+    process for each piece of it, and a worker that computes is slow to answer."""
 
     def reducer_override(self, value: Any) -> Any:
-        """How a small tensor is sent, as of labels."""
         if type(value) is Tensor and not value.requires_grad:
             # Such as bfloat16, which numpy lacks, and sparse ones, which have no number of bytes.
             with contextlib.suppress(TypeError, RuntimeError):
@@ -166,17 +154,13 @@ class _Pickler(ForkingPickler):
 
 
 class _Raised(NamedTuple):
-    """An error, pickled, and where it was raised: from the first frame on that is not ours.
-
-    Each place is a file, a function, a line and a module.
-    """
+    """An error, pickled, and where it was raised: from the first frame on that is not ours."""
 
     pickled: bytes
-    places: list[tuple[str, str, int, str]]
+    places: list[tuple[str, str, int, str]]  # file, function, line, module
 
     @classmethod
     def of(cls, error: BaseException) -> _Raised:
-        """As it was raised here."""
         places: list[tuple[str, str, int, str]] = []
         for frame, line in traceback.walk_tb(error.__traceback__):
             code = frame.f_code

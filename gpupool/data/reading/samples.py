@@ -1,5 +1,5 @@
 """What a data set of ours gives the loader: samples in two parts, so that waiting and computing
-overlap. Runs anywhere; no torch at import.
+overlap, and their normalization. Runs anywhere; no torch at import.
 
     class Photos:                             # a `Samples`
         def __len__(self): ...
@@ -10,6 +10,7 @@ overlap. Runs anywhere; no torch at import.
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import struct
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
-from gpupool.core.errors import SampleError
+from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data.stores.threads import in_threads
 
 NUM_FETCH_THREADS = 64
@@ -26,17 +27,14 @@ NUM_FETCH_THREADS = 64
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which random numbers augmentation draws: those of one epoch of a training.
-
-    With the index of a sample it says all: neither the number of threads or ranks, nor what was
-    drawn before, changes what a sample looks like. See `gpupool.data.reading.augmentation`.
-    """
+    """Which random numbers augmentation draws in an epoch of a training; the rest says the index of
+    the sample. See `gpupool.data.reading.augmentation`."""
 
     seed: int
     epoch: int
 
     def key(self, index: int) -> int:
-        """A number in 0..2**64-1 for one sample: the same everywhere, as good as independent.
+        """As good as independent of those of other samples and epochs: `key_of`.
 
         >>> Draw(0, 1).key(7) == Draw(0, 1).key(7) != Draw(0, 2).key(7)
         True
@@ -65,7 +63,6 @@ class Skipped(NamedTuple):
 
     @classmethod
     def of(cls, error: SampleError) -> Self:
-        """What is kept of the error."""
         return cls(error.url or str(error), error.reason)
 
 
@@ -99,10 +96,7 @@ class InParts:
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, Any]]:
-        """The samples of a batch, in order, as torch's DataLoader asks for them.
-
-        They are read at the same time. Raises what the first failing sample raised.
-        """
+        """The samples of a batch, in order, as torch's DataLoader asks for them; many at a time."""
         dataset: Any = self
         if len(indices) == 1:
             (place,) = indices
@@ -120,7 +114,7 @@ def tried(
 ) -> Iterator[Any | SampleError]:
     """For each place, in order, what `make(place, fetch(place))` gives, or why it cannot be read.
 
-    Many are fetched at once, and made by as many threads as this process has cores.
+    Many are fetched at once, and made on as many cores as this process has.
     """
     import torch
 
@@ -134,7 +128,7 @@ def tried(
         except SampleError as error:
             return error
 
-    yield from in_threads(read, places, min(NUM_FETCH_THREADS, max(1, len(places))))
+    yield from in_threads(read, places, min(NUM_FETCH_THREADS, len(places)))
 
 
 def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:
@@ -144,3 +138,39 @@ def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> A
     except Exception as error:
         error.add_note(f"The transform raised this for {name}")
         raise
+
+
+class Normalization(NamedTuple):
+    """What becomes of images in 0..1: (image - mean) / std, per channel; 1 or 3 numbers each."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
+    ) -> Normalization | None:
+        """What a user gave; None for None. Raises OptionsError for what makes no sense."""
+        if mean is None and std is None:
+            return None
+        if mean is None or std is None:
+            raise OptionsError("with_normalization needs both mean and std, or None alone")
+        means, stds = _numbers("mean", mean), _numbers("std", std)
+        if not all(0 <= value <= 1 for value in means) or not all(0 < value <= 1 for value in stds):
+            raise OptionsError(
+                f"mean={means} and std={stds} are for images in 0..1: a mean is in 0..1, a std "
+                "above 0 and at most 1; divide those for 0..255 by 255"
+            )
+        size = max(len(means), len(stds))
+        return cls(means * (size // len(means)), stds * (size // len(stds)))
+
+
+def _numbers(name: str, value: float | Sequence[float]) -> tuple[float, ...]:
+    try:
+        given = [value] if isinstance(value, (int, float)) else list(value)
+        numbers = tuple(map(float, given))
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
+        raise OptionsError(f"{name}={value!r} must be a number, or three: one for each channel")
+    return numbers

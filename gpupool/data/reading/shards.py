@@ -31,9 +31,8 @@ def epoch_order(
 ) -> Indices:
     """The samples of one epoch in order: shape (num_samples,), every index exactly once.
 
-    It depends on the arguments alone: not on the number of ranks, nor on what was drawn before, so
-    any epoch can be made again at once when training resumes. `weights` draw the samples in
-    proportion, with replacement.
+    It depends on the arguments alone, so any epoch can be made again when training resumes.
+    `weights` draw the samples in proportion, with replacement.
     """
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)
@@ -67,7 +66,6 @@ def global_batches(order: Indices, batch_size: int, samples_done: int = 0) -> li
 
 
 def is_permutation(order: Indices, num_samples: int) -> bool:
-    """Whether `order` has every index below `num_samples` exactly once."""
     if order.shape != (num_samples,) or order.dtype.kind not in "iu":
         return False
     if num_samples and not 0 <= order.min() <= order.max() < num_samples:

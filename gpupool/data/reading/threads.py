@@ -7,11 +7,11 @@ The thread that asks for batches may be interrupted anywhere: see `gpupool.data.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import islice, repeat
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,18 +25,14 @@ from gpupool.data.reading.batches import Batch, Reading, made
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples, Skipped, numbered
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import tensors
-from gpupool.data.stores.threads import Outcome, Threads, start_threads
+from gpupool.data.stores.threads import Outcome, Threads, in_threads
 
 T = TypeVar("T")
-Reads = Generator[Batch | None, None, None]
-THREAD_NAME = "gpupool-loader"
+Reads = Generator[Batch, None, None]
+DEPTH = 2  # batches that are read ahead
 _OPENMP = ThreadpoolController().select(user_api="openmp")  # torch's, which is loaded
 _MIN_ROWS = 3 * NUM_FETCH_THREADS  # under way, so that no thread waits for the next batch
 _MAX_BYTES = 256 << 20  # of these, beyond the batches that are read ahead in any case
-
-
-class _Owner:
-    """Gone when the iterator is."""
 
 
 def use_one_core() -> Any:
@@ -45,50 +41,21 @@ def use_one_core() -> Any:
     return _OPENMP.limit(limits=1)
 
 
-# ---- one thread, for any generator ---------------------------------------------------------------
+def read_ahead(reads: Iterator[T], reading: Reading) -> Generator[T, None, None]:
+    """That of `reads`, which a thread runs ahead."""
 
-
-def read_ahead(reads: Generator[T, None, None], reading: Reading) -> Generator[T, None, None]:
-    """That of `reads`: a thread runs it, `depth` ahead, and closes it."""
-    wanted: SimpleQueue[bool] = SimpleQueue()
-    answers: SimpleQueue[Outcome[T]] = SimpleQueue()
-
-    def read() -> T:
+    def read(_: None) -> list[T]:
         devices.of(reading.device).make_current()  # pinning would open a context on GPU 0
-        return next(reads)
+        return list(islice(reads, 1))
 
-    def run() -> None:
-        with closing(reads):
-            while wanted.get():
-                answers.put(Outcome.of(read))
-
-    owner = _Owner()
-    weakref.finalize(owner, wanted.put, False)  # should an interrupt hit the `finally` below
-    try:
-        start_threads(THREAD_NAME, run)
-        for _ in range(reading.depth):
-            wanted.put(True)
-        while True:
-            value = answers.get().result()
-            wanted.put(True)
-            yield value
-            del value  # it is the caller's now
-    except StopIteration:
-        return
-    finally:
-        # Not waiting: a stop by the user must not hang on a store that does not answer.
-        wanted.put(False)
-
-
-# ---- many threads, for data sets of ours -----------------------------------------------------
+    with closing(in_threads(read, repeat(None), 1, ahead=1 + DEPTH)) as answers:
+        while found := next(answers):
+            yield found.pop()  # it is the caller's now
 
 
 def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Reading) -> Reads:
-    """The samples of each entry of `batches`, in order; None if it is empty.
-
-    The threads start with the first `next()`, and end with the iterator, however that ends. That
-    ends before the first batch with a sample if samples draw from generators that threads share.
-    """
+    """Batches as of `load_batches`. They end before the first one that has a sample if samples draw
+    from generators that threads share."""
     reader = _Reader(dataset, reading)
     left, under_way = deque(batches), deque[_Batch]()
     row_bytes, before = 0, generators()
@@ -97,24 +64,24 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
         while left:
             rows = sum(len(batch.samples) for batch in under_way)
             is_small = rows < _MIN_ROWS and 0 < rows * row_bytes < _MAX_BYTES
-            if len(under_way) >= reading.depth and not is_small:
+            if len(under_way) >= DEPTH and not is_small:
                 return
             under_way.append(reader.read(left.popleft()))
 
-    owner = _Owner()
-    weakref.finalize(owner, reader.close)  # should an interrupt hit the `finally` below
     try:
         reader.start(sum(map(len, batches)))
         read_more()
         while under_way:
+            # Held here: a thread that frees its tensors while Python ends would abort the process.
             first = under_way.popleft()
-            batch = first.done.get().result() if first.samples else None
+            batch = first.done.get().result()
             if reader.has_drawn and not row_bytes:
                 reader.close()
-                reader.join()  # what is read again must not meet what they draw
+                for thread in reader.threads:  # what is read again must not meet what they draw
+                    thread.join()
                 restore(before)
                 return
-            if batch is not None and batch.num:
+            if batch.num:
                 nbytes = sum(one.nbytes for one in tensors((batch.inputs, batch.targets)))
                 row_bytes = max(1, nbytes // batch.num)
                 reader.watches = False
@@ -122,7 +89,8 @@ def read_in_threads(dataset: Samples, batches: Sequence[Indices], reading: Readi
             yield batch
             del batch  # it is the caller's now
     finally:
-        reader.close()  # not waiting, as above
+        # Not waiting: a stop by the user must not hang on a store that does not answer.
+        reader.close()
 
 
 class _Batch:
@@ -132,12 +100,10 @@ class _Batch:
         self.indices = indices
         self.samples: list[Any] = [None] * len(indices)
         self.left = iter(range(len(indices) - 1, -1, -1))  # two threads never get the same of it
-        self.done: SimpleQueue[Outcome[Batch | None]] = SimpleQueue()
+        self.done: SimpleQueue[Outcome[Any]] = SimpleQueue()
 
 
 class _Reader:
-    """Threads that read: many fetch, as many decode as there are cores."""
-
     def __init__(self, dataset: Samples, reading: Reading) -> None:
         self._dataset, self._reading = dataset, reading
         self._length = len(dataset)
@@ -146,9 +112,9 @@ class _Reader:
         self.has_drawn = False  # a sample, from what threads share
 
     def start(self, num_samples: int) -> None:
-        self._fetching.start(THREAD_NAME, min(NUM_FETCH_THREADS, num_samples))
+        self.threads = self._fetching.start(min(NUM_FETCH_THREADS, num_samples))
         # Each image is worked on by one core, as there are more images than cores.
-        self._decoding.start(THREAD_NAME, torch.get_num_threads(), use_one_core)
+        self.threads += self._decoding.start(torch.get_num_threads(), use_one_core)
 
     def read(self, indices: Indices) -> _Batch:
         batch = _Batch(indices)
@@ -159,10 +125,6 @@ class _Reader:
     def close(self) -> None:
         self._fetching.close()
         self._decoding.close()
-
-    def join(self) -> None:
-        for thread in self._fetching.running + self._decoding.running:
-            thread.join()
 
     def _fetch(self, batch: _Batch, number: int) -> None:
         row = int(batch.indices[number]) % self._length

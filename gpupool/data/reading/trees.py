@@ -19,7 +19,6 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def first_tensor(tree: Any) -> Tensor | None:
-    """The first tensor of a tree, None if it has none."""
     return next(tensors(tree), None)
 
 

@@ -54,12 +54,10 @@ class SegmentationDatastore(Datastore):
             blue, or a list of such) for any. None: pixels hold the indices themselves.
         match: which mask belongs to an image: "stem", whose path below `masks_url` is the same up
             to the extension, or a function from the path of an image or mask to what both share.
-        image_extensions: of the images to take, in any case.
-        mask_extensions: of the masks to take, in any case.
+        image_extensions, mask_extensions: of the files to take, in any case.
         storage_options: for the file systems of both.
 
-    Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image
-    or no mask, or if any has no partner; OptionsError for what are no classes.
+    Raises as `ImageDatastore`, and DataError if any has no partner.
     """
 
     mask_classes: MaskClasses
@@ -99,15 +97,11 @@ class SegmentationDatastore(Datastore):
         return f"{type(self).__name__}({len(self):,} pairs, {classes}{self.url})"
 
     def fetch(self, index: int) -> tuple[bytes, ...]:
-        """The bytes of image and mask: see `Samples`."""
         row = self._row(index)
         return tuple(files.read(row) for files in self.files)
 
     def pixels(self, index: int, fetched: tuple[bytes, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Image (3, height, width) uint8 and mask (height, width) int16, of what was fetched.
-
-        Raises SampleError if one is damaged, or if they differ in size.
-        """
+        """Image (3, height, width) uint8 and mask (height, width) int16, of what was fetched."""
         from gpupool.data.reading.decode import decode
 
         mask_name = self.files[1].url(self._row(index))
@@ -123,7 +117,6 @@ class SegmentationDatastore(Datastore):
         return image, mask
 
     def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
-        """Image and mask that `fetch(index)` has read: see `Samples`."""
         from gpupool.data.reading.augmentation import keyed_draws
 
         image, mask = self.pixels(index, fetched)
@@ -183,10 +176,7 @@ class SegmentationDatastore(Datastore):
 def _matched(
     folders: Sequence[Folder], files: Sequence[Sequence[FileRef]], match: Match
 ) -> tuple[list[FileRef], list[FileRef]]:
-    """The images, and the mask of each: what `match` makes of the paths of both is the same.
-
-    Raises DataError naming files that have no partner, or share one.
-    """
+    """The images, and the mask of each: what `match` makes of the paths of both is the same."""
     if match != "stem" and not callable(match):
         raise OptionsError(f'match={match!r} must be "stem", or a function of a path')
 
@@ -218,10 +208,8 @@ def _matched(
 
 @dataclass(frozen=True)
 class MaskClasses:
-    """What the pixels of masks mean: of each id or colour (0xRRGGBB) the index of its class.
-
-    Without names, pixels are the indices themselves.
-    """
+    """What pixels of masks mean: of each id or colour (0xRRGGBB) the index of its class. Without
+    names, they are the indices themselves."""
 
     names: tuple[str, ...] = ()
     meaning: tuple[tuple[int, int], ...] = ()
@@ -229,10 +217,6 @@ class MaskClasses:
 
     @classmethod
     def of(cls, classes: Mapping[str, Any] | None) -> MaskClasses:
-        """What a user gave: see `SegmentationDatastore`.
-
-        Raises OptionsError for anything else, and for an id or colour of two classes.
-        """
         if classes is None:
             return cls()
         given = list(classes.values()) if isinstance(classes, Mapping) else []
@@ -259,11 +243,8 @@ def _table(classes: MaskClasses) -> NDArray[np.int16]:
 
 
 def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
-    """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
-
-    Pixels of no class are -100. Raises SampleError as `open_image`, and if the file has colours
-    where ids are expected.
-    """
+    """The class of each pixel, -100 for none: int16 tensor (height, width), int32 for masks of 16
+    bits as is. Raises SampleError as `open_image`."""
     import torch
 
     from gpupool.data.reading.decode import open_image
@@ -277,7 +258,6 @@ def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
 
 
 def _values(image: Image.Image, classes: MaskClasses) -> NDArray[Any]:
-    """The ids or colours of the pixels, as integers."""
     if classes.are_colours:
         red, green, blue = np.moveaxis(np.asarray(image.convert("RGB"), np.int32), -1, 0)
         joined: NDArray[np.int32] = red << 16 | green << 8 | blue

@@ -18,8 +18,13 @@ import numpy as np
 
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.base import Sample
-from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, InParts, apply_transform
+from gpupool.data.reading.samples import (
+    NUM_FETCH_THREADS,
+    Draw,
+    InParts,
+    Normalization,
+    apply_transform,
+)
 from gpupool.data.reading.shards import Indices, global_batches, keyed_generator
 
 if TYPE_CHECKING:
@@ -28,13 +33,11 @@ if TYPE_CHECKING:
 
 class RandomPatches(InParts):
     """`per_image` patches of each pair, image and mask cut at the same place: a map-style dataset
-    of `len(pairs) * per_image` samples (uint8 (3, height, width), int64 (height, width)).
+    of samples (uint8 (3, height, width), int64 (height, width)).
 
     Where they are cut, and what the transform of the pairs draws, depends on the seed and epoch of
     the training and the index of the sample alone; outside of a training, on the index.
     Patch p of pair i has the index `i * per_image + p`.
-
-    `pairs` is a `SegmentationDatastore`. A rank holds about `open_pairs` of them in memory.
 
     An image smaller than the patch is an error: padding would train on pixels that are not there.
     """
@@ -67,7 +70,6 @@ class RandomPatches(InParts):
         return cast(Normalization | None, self._pairs.normalization)
 
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
-        """In which order an epoch takes the patches: see the module."""
         draws = keyed_generator(seed, epoch)
         pairs = draws.permutation(len(self._pairs)).astype(np.int64)
         patches = pairs[:, None] * self._per_image + np.arange(self._per_image)
@@ -87,7 +89,6 @@ class RandomPatches(InParts):
     def decode(
         self, index: int, fetched: tuple[torch.Tensor, torch.Tensor], draw: Draw | None = None
     ) -> Sample:
-        """The patch. Raises SampleError if the image is smaller than that."""
         import torch
 
         from gpupool.data.reading.augmentation import keyed_draws
@@ -120,7 +121,7 @@ class _OpenPairs:
 
     def __init__(self, pairs: Any, capacity: int) -> None:
         self._pairs, self._capacity = pairs, capacity
-        self._open: dict[int, Future[Any]] = {}  # the last one asked for is the last
+        self._open: dict[int, Future[Sample]] = {}  # the last one asked for is the last
         self._lock = threading.Lock()
         # Many wait for the store, but no more decode than there are cores: those of the rank. The
         # training's own thread would else get its turn tens of milliseconds late.
@@ -131,7 +132,7 @@ class _OpenPairs:
         return type(self), (self._pairs, self._capacity)
 
     def pixels(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Image and mask. Raises what reading raises; the next call tries again."""
+        """Image and mask. Where reading raises, the next call tries again."""
         with self._lock:
             known = self._open.pop(number, None)
             pair = self._open[number] = known or Future()
@@ -146,17 +147,13 @@ class _OpenPairs:
                 with self._lock:
                     self._open.pop(number, None)
                 pair.set_exception(error)
-        image, mask = pair.result()
-        return image, mask
+        return pair.result()
 
 
 def transformed(
     transform: Callable[[Any, Any], Any] | None, name: str, image: torch.Tensor, mask: torch.Tensor
 ) -> tuple[Any, Any]:
-    """Image and mask after `transform(image, mask)`, which gets tv_tensors; plain tensors come out.
-
-    `name` is the image's, for what the transform raises. Raises DataError if it gives no pair.
-    """
+    """Image and mask, as plain tensors, after `transform(image, mask)`, which gets tv_tensors."""
     if transform is None:
         return image, mask
     import torch

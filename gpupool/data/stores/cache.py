@@ -1,8 +1,8 @@
 """What was read once from a store, kept on the disk of this host for all its ranks. Runs anywhere.
 
-A file for each content, called by the hash of what it holds: no URL or key is in the clear. Nobody
-waits for a lock: it is written under another name, and renamed when it is whole. It begins with its
-checksum, so one that a crash of the machine has torn is not served.
+A file for each content, called by the hash of its key: no URL is in the clear. Nobody waits for a
+lock: it is written under another name, and renamed when it is whole. It begins with its checksum,
+so one that a crash of the machine has torn is not served.
 """
 
 from __future__ import annotations
@@ -32,16 +32,13 @@ _BLOCKS = "blocks"  # a file with one byte for each block of all others: appends
 
 @dataclass(frozen=True)
 class Cache:
-    """Keeps what is read of sources on this host, of at most `limit_gib`.
+    """Keeps what is read of sources on this host, of at most `limit_gib`: see `Datastore.cached`.
 
-    It lies in a private folder below `folder`, or `cache_folder()`; make it a local disk. It is
-    shared by all processes of the user on the host, and stays when they end. It also leaves 5 % of
-    the disk, or 2 GiB, to others. When it is full, nothing is added; if it is full when a process
-    comes to it, the older half makes room. If the disk cannot be written to, or read, that is said
-    once in the log, and reading continues without. A changed file is read from the store again; one
-    without a version (no ETag) always.
-
-    Raises OptionsError for a limit too small or infinite.
+    It lies in a private folder below `folder`, or `cache_folder()`, and leaves 5 % of the disk, or
+    2 GiB, to others. When it is full, nothing is added; if it is full when a process comes to it,
+    the older half makes room. If the disk cannot be written to, or read, that is said once in the
+    log, and reading continues without. A changed file is read from the store again; one without a
+    version (no ETag) always.
     """
 
     limit_gib: float
@@ -64,13 +61,12 @@ class Cache:
         self, source: Source, file: FileRef, start: int = 0, length: int | None = None
     ) -> bytes:
         """As `source.read`, from the disk or else the store. Raises what that raises."""
+        read = partial(source.read, file, start, length)
         if not file.version:
-            return source.read(file, start, length)
-        place, limit = self.open(source), int(self.limit_gib * 2**30)
+            return read()
         key = (source.name(file.path), file.size, file.version, start, length)
-        return kept(
-            place, limit, "\0".join(map(str, key)), partial(source.read, file, start, length)
-        )
+        limit = int(self.limit_gib * 2**30)
+        return kept(self.open(source), limit, "\0".join(map(str, key)), read)
 
 
 def kept(place: Path, limit: int, key: str, make: Callable[[], bytes]) -> bytes:
@@ -117,7 +113,6 @@ def _opened(folder: str | None, limit: int, url: str) -> Path:
 
 
 def _room(place: Path, limit: int) -> int:
-    """How many bytes may be added."""
     disk, blocks = os.statvfs(place), place / _BLOCKS
     others = min(2 * 2**30, disk.f_blocks * disk.f_frsize // 20)
     used = blocks.stat().st_size * _BLOCK if blocks.exists() else 0
@@ -155,9 +150,6 @@ def _say(place: Path, why: str) -> None:
         place,
         why,
     )
-
-
-# ---- where it lies -------------------------------------------------------------------------------
 
 
 def cache_folder(*parts: str) -> Path:

@@ -135,7 +135,6 @@ def shown_name(url: str, path: str) -> str:
 
 
 def changed(name: str) -> SampleError:
-    """The error for a file that is another one than was listed."""
     what = f"{name} has changed since it was listed; make the datastore again"
     return SampleError(what, name, "changed")
 
@@ -147,7 +146,6 @@ def without_secrets(text: str, options: Mapping[str, Any], url: str = "") -> str
 
 
 def _secrets(options: Mapping[str, Any]) -> set[str]:
-    """The values that are secret, at any depth."""
     found: set[str] = set()
     for name, value in options.items():
         if isinstance(value, (bytes, bytearray)):  # a customer's key (SSE-C)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from gpupool.core.errors import DataError, SampleError
+from gpupool.core.progress import progress
 from gpupool.core.terminal import without_controls
 from gpupool.core.urls import refuse_typo, without_passwords
 from gpupool.core.wire.environ import note_use
@@ -20,7 +21,6 @@ from gpupool.data.stores.retry import Tries, counts
 from gpupool.data.stores.threads import interruptible
 
 T = TypeVar("T")
-OnProgress = Callable[[int], object]  # gets the number of files found so far
 Quick = Callable[[Any, str], T | None]  # an operation by obstore: of its store and a prefix
 # An ordinary bucket: no access point, no directory bucket, whose addresses follow other rules.
 _PLAIN_S3 = re.compile(r"s3a?://[A-Za-z0-9][\w.-]+(?<!--x-s3)(/[^/?#][^?#]*)?")
@@ -28,10 +28,7 @@ _served: set[str] = set()  # the buckets and hosts that this process has had som
 
 
 class FileRef(NamedTuple):
-    """A file of a source: path below it, size in bytes (0 where that is not known), version.
-
-    `version` is 32 bits of the ETag, 0 where the store has none.
-    """
+    """A file of a source: path below it, size in bytes, 32 bits of its ETag; 0 where not known."""
 
     path: str
     size: int = 0
@@ -55,8 +52,8 @@ class Source(Protocol):
 class Folder:
     """A folder at any fsspec URL, or a path. A `Source`.
 
-    It is the URL and the options; connections are made when they are needed, renewed when AWS_*
-    variables change, and not pickled. What may pass is tried again, and counted.
+    Connections are made when they are needed, and renewed when AWS_* variables change. What may
+    pass is tried again, and counted.
     """
 
     url: str
@@ -81,26 +78,24 @@ class Folder:
 
     @property
     def shown_url(self) -> str:
-        """The URL as it may be printed: without the password or signature it may hold."""
         return without_passwords(self.url)
 
     def name(self, path: str) -> str:
-        """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         return faults.shown_name(self.url, path)
 
-    def list_files(self, on_progress: OnProgress = lambda _: None) -> list[FileRef]:
+    def list_files(self) -> list[FileRef]:
         """All files below this folder, at any depth, sorted by path, but for hidden ones.
 
-        `on_progress` is called now and then, in any thread, with how many there are so far.
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
         """
         done: dict[str, list[s3.Entry]] = {}
-        found = self.do(
-            self._list_all,
-            doing="listing",
-            quick=lambda store, prefix: visible(s3.find(store, prefix, on_progress, done)) or None,
-        )
-        on_progress(len(found))
+        with progress("Listing", unit="files") as bar:
+            found = self.do(
+                self._list_all,
+                doing="listing",
+                quick=lambda store, below: visible(s3.find(store, below, bar.update, done)) or None,
+            )
+            bar.update(len(found))
         note_use(self.url)
         return found
 

@@ -22,9 +22,8 @@ _LONGEST_WAIT_S = 5.0
 class Counts:
     """What was read. The difference of two is what happened between them.
 
-    `reads` are files or ranges that came from a store, `cached_reads` came from the cache instead;
-    `retries` are tries that failed and were made again, `last_reason` why the last one was: "503
-    SlowDown", "" if there was none.
+    `reads` are files or ranges that came from a store, not from the cache; `last_reason` says why
+    something was tried again last: "503 SlowDown".
     """
 
     reads: int = 0
@@ -33,14 +32,13 @@ class Counts:
     last_reason: str = ""
 
     def add(self, reason: str = "", **more: int) -> None:
-        """Add to them, in any thread; `reason` says why something was tried again."""
+        """Add to them, in any thread."""
         with _lock:
             for name, number in more.items():
                 setattr(self, name, getattr(self, name) + number)
             self.last_reason = reason or self.last_reason
 
     def snapshot(self) -> Counts:
-        """A copy, to which nothing is added."""
         with _lock:
             return replace(self)
 
@@ -53,14 +51,10 @@ class Counts:
         )
 
 
-class _Thread(threading.local):
-    is_over: Callable[[], bool] = staticmethod(lambda: False)
-
-
 counts = Counts()
 """Those of this process since it began."""
 _lock = threading.Lock()
-_thread = _Thread()
+_thread = threading.local()
 _under_way: set[Tries] = set()
 _one_line = threading.Lock()  # held by the Tries that say so
 _since: float | None = None  # when the training began to wait for a batch
@@ -114,17 +108,15 @@ class Tries:
     """
 
     def __init__(self, doing: str) -> None:
-        self.is_over = _thread.is_over
+        self.is_over: Callable[[], bool] = getattr(_thread, "is_over", lambda: False)
         self.failed = 0
-        self.reason = "no answer"
-        """Why the last one failed; that nothing came, of the first."""
+        self.reason = "no answer"  # so far; then why the last one failed
         self.doing = doing
         self._line: Progress | None = None
         self._began = time.monotonic()
 
     @property
     def passed_s(self) -> float:
-        """How long it has lasted."""
         return time.monotonic() - self._began
 
     def __enter__(self) -> Tries:

@@ -88,10 +88,7 @@ def refresh_filesystems(seen: tuple[int, int] | None = None) -> None:
 
 
 def store(filesystem: Any, bucket: str) -> Any:
-    """obstore's store of a bucket, or None where s3fs is to be asked alone.
-
-    Raises what s3fs raises when it connects.
-    """
+    """obstore's store of a bucket, or None where s3fs is to be asked alone."""
     global _used_by
     with _lock:
         _used_by = _used_by or os.getpid()

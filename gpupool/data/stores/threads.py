@@ -12,7 +12,7 @@ from __future__ import annotations
 import _thread
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -22,11 +22,11 @@ from gpupool.data.stores.retry import try_until
 S = TypeVar("S")
 T = TypeVar("T")
 Task = Callable[[], object]
-_AHEAD = 4  # for each thread: bounds what is done before it is asked for
+NAME = "gpupool-reading"
 
 
 class Outcome(NamedTuple, Generic[T]):
-    """What an operation has given, or raised: `result` is that in another thread.
+    """What an operation has given, or raised: `result` gives or raises that in another thread.
 
     It takes a fifth of the time of a `Future`, and each sample that is read has two.
     """
@@ -36,14 +36,12 @@ class Outcome(NamedTuple, Generic[T]):
 
     @classmethod
     def of(cls, operation: Callable[[], T]) -> Outcome[T]:
-        """That of an operation which begins now."""
         try:
             return cls(operation())
         except BaseException as error:
             return cls(None, error)
 
     def result(self) -> T:
-        """What it gave. Raises what it raised."""
         try:
             if self.error is not None:
                 raise self.error
@@ -52,30 +50,16 @@ class Outcome(NamedTuple, Generic[T]):
             del self  # a traceback holds this frame
 
 
-def start_threads(name: str, work: Callable[[], None], num: int = 1) -> list[threading.Thread]:
-    """`num` threads that do `work`, started. Raises RuntimeError if the system has no more."""
-    started: SimpleQueue[Outcome[list[threading.Thread]]] = SimpleQueue()
-
-    def start() -> list[threading.Thread]:
-        threads = [threading.Thread(target=work, name=name, daemon=True) for _ in range(num)]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    _thread.start_new_thread(lambda: started.put(Outcome.of(start)), ())
-    return started.get().result()
-
-
 class Threads:
     """Threads that do what they are given, in that order, until `close`."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._is_closed = False
-        self.running: list[threading.Thread] = []
 
-    def start(self, name: str, num: int, begin: Callable[[], object] = lambda: None) -> None:
+    def start(self, num: int, begin: Task = lambda: None) -> list[threading.Thread]:
         """Start `num` of them, each of which calls `begin` first."""
+        started: SimpleQueue[Outcome[list[threading.Thread]]] = SimpleQueue()
 
         def work() -> None:
             begin()
@@ -85,7 +69,14 @@ class Threads:
                 del task
             self._tasks.put(None)  # for the next one
 
-        self.running = start_threads(name, work, num)
+        def start() -> list[threading.Thread]:
+            threads = [threading.Thread(None, work, NAME, daemon=True) for _ in range(num)]
+            for thread in threads:
+                thread.start()
+            return threads
+
+        _thread.start_new_thread(lambda: started.put(Outcome.of(start)), ())
+        return started.get().result()
 
     def do(self, task: Task) -> None:
         """Have one of them do this, which raises nothing."""
@@ -97,10 +88,13 @@ class Threads:
         self._tasks.put(None)
 
 
-def in_threads(function: Callable[[S], T], items: Iterable[S], num: int) -> Iterator[T]:
+def in_threads(
+    function: Callable[[S], T], items: Iterable[S], num: int, ahead: int = 4
+) -> Generator[T, None, None]:
     """`function` of each item, in order; of `num` at the same time, as most of them wait.
 
-    What is still done when this is closed, nobody waits for.
+    `ahead`, for each thread, bounds what is done before it is asked for. What is still done when
+    this is closed, nobody waits for.
     """
     threads, under_way = Threads(), deque[SimpleQueue[Outcome[T]]]()
 
@@ -108,11 +102,11 @@ def in_threads(function: Callable[[S], T], items: Iterable[S], num: int) -> Iter
         answer.put(Outcome.of(partial(function, item)))
 
     try:
-        threads.start("gpupool-reading", num)
+        threads.start(num)
         for item in items:
             under_way.append(SimpleQueue())
             threads.do(partial(do, item, under_way[-1]))
-            if len(under_way) >= _AHEAD * num:
+            if len(under_way) >= ahead * num:
                 yield under_way.popleft().get().result()
         while under_way:
             yield under_way.popleft().get().result()

@@ -1,8 +1,5 @@
-"""A folder to write to, at any fsspec URL: files are complete there or not there at all.
-
-Runs anywhere; no torch. What may pass is tried again, credentials are renewed as for reading, and
-every fault is one sentence that says what to do.
-"""
+"""A folder to write to, at any fsspec URL: files are complete there or not there at all. Runs
+anywhere; no torch."""
 
 from __future__ import annotations
 
@@ -56,11 +53,9 @@ class Target(Folder):
         return self.do(put_it, path, "writing")
 
     def get(self, path: str) -> bytes:
-        """The bytes of a file."""
         return self.do(lambda fs, root: bytes(fs.cat_file(f"{root}/{path}")), path)
 
     def end(self, path: str, num_bytes: int) -> bytes:
-        """The last bytes of a file."""
         start = -num_bytes
         return self.do(lambda fs, root: bytes(fs.cat_file(f"{root}/{path}", start=start)), path)
 

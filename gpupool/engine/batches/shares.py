@@ -29,11 +29,11 @@ from gpupool.core.options.datasets import LABELS, in_order, is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.batches import Batch, Reading, batch_of
+from gpupool.data.reading.batches import Batch, Reading, Rows, batch_of
+from gpupool.data.reading.inputs import opened
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.reading.shards import Indices
-from gpupool.data.reading.subsets import opened
 from gpupool.data.reading.threads import read_ahead
 from gpupool.data.reading.trees import first_tensor, map_tensors, remade, tensors
 from gpupool.data.stores.retry import awaited
@@ -183,7 +183,6 @@ def _indexed_shares(
     spare: Batch | None = None
     with closing(loading):
         for batch, (mine, sizes), loaded in zip(batches, cuts, awaited(loading), strict=True):
-            assert loaded is not None  # something is wanted of each batch
             if not loaded.num and spare is None:
                 spare = _any_sample(dataset, batch, options, world)
             held = loaded if loaded.num or spare is None else spare
@@ -196,12 +195,11 @@ def _any_sample(dataset: Dataset, batch: Indices, options: TrainingOptions, worl
     """A batch of one, for a rank not one of whose samples could be read."""
     others = islice(chain(batch, range(len(dataset))), _MAX_TRIED)
     tried = [np.array([index]) for index in others]
+    rows = Rows(opened(dataset))
     # Not keyed: for that it would set generators that the threads watch.
-    reading = load_batches(
-        dataset, tried, depth=0, device=world.device, skip=True, collate=options.collate
-    )
-    for loaded in awaited(reading):
-        if loaded is not None and loaded.num:
+    reading = Reading(skip=True, collate=options.collate, device=world.device)
+    for loaded in awaited(rows.batch(index, reading) for index in tried):
+        if loaded.num:
             return loaded
     raise TrainingError(
         f"no sample could be read in {len(tried):,} tries, so there is nothing to train on; "

@@ -33,8 +33,8 @@ from gpupool.core.wire.events import DataEvent, Event, ProgressEvent, StepEvent,
 from gpupool.data import device as devices
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.reading import loader
+from gpupool.data.reading.inputs import parts
 from gpupool.data.reading.samples import Skipped
-from gpupool.data.reading.subsets import parts
 from gpupool.data.stores.retry import counts
 from gpupool.engine.batches.shares import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World

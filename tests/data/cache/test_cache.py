@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import stat
 from pathlib import Path
@@ -17,7 +16,6 @@ from gpupool.core.errors import DataError, MissingSampleError, OptionsError
 from gpupool.data.stores.cache import Cache, cache_folder, private_folder
 from gpupool.data.stores.folder import FileRef, Folder
 from gpupool.data.stores.retry import counts
-from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
 
 MIB = 1 << 20
@@ -31,9 +29,6 @@ class Cached(NamedTuple):
 
     def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         return self.cache.read(self.folder, file, start, length)
-
-    def open(self) -> Path:
-        return self.cache.open(self.folder)
 
 
 def source(name: str, place: Path, limit_mib: float = 1024, num: int = 0) -> Cached:
@@ -62,9 +57,12 @@ def kept(place: Path) -> list[Path]:
     return [path for path in place.rglob("*") if path.is_file() and path.name != "blocks"]
 
 
-def test_the_second_time_it_comes_from_the_disk(tmp_path: Path) -> None:
-    cached = source("second", tmp_path, num=32)
+def test_the_second_time_it_comes_from_private_files_without_names(tmp_path: Path) -> None:
+    cached = source("hidden-name", tmp_path, num=32)
     assert [reads(cached, 10), reads(cached), reads(cached)] == [(10, 0), (22, 10), (0, 32)]
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+    assert "hidden" not in "".join(map(str, tmp_path.rglob("*")))
     shutil.rmtree(tmp_path / os.listdir(tmp_path)[0])  # by anybody, at any time
     assert [reads(cached), reads(cached)] == [(32, 0), (0, 32)]
 
@@ -97,7 +95,7 @@ def test_what_fails_is_said_once_and_reading_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached = source("fails", tmp_path, num=3)
-    place = cached.open()
+    place = cached.cache.open(cached.folder)
     place.rmdir()
     place.write_text("no folder")
     with caplog.at_level("WARNING", "gpupool"):
@@ -118,38 +116,10 @@ def test_it_keeps_to_the_limit_and_the_oldest_make_room_when_it_is_opened(tmp_pa
     assert sum(path.stat().st_blocks * 512 for path in kept(tmp_path)) <= 48 * MIB
 
 
-def test_it_is_private_and_holds_no_names(tmp_path: Path) -> None:
-    cached = source("hidden-name", tmp_path, num=3)
-    reads(cached, 3)
-    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
-    assert "hidden" not in "".join(map(str, tmp_path.rglob("*")))
-
-
-def test_a_datastore_can_be_cached(photos_url: str, s3: SeaweedServer, tmp_path: Path) -> None:
-    os.environ.update(s3.env)
-    ds = ImageDatastore(f"{photos_url}/test").with_transform(len)
-    cached = ds.cached(limit_gib=1, folder=str(tmp_path))
-    assert (cached.paths, cached.url, cached.transform) == (ds.paths, ds.url, len)
-    before = counts.snapshot()
-    for part in (
-        cached.subset(range(50)),
-        pickle.loads(pickle.dumps(cached.subset(range(1, 100, 2)))),
-    ):
-        part.__getitems__(range(50))
-    done = counts.snapshot() - before
-    assert (done.reads, done.cached_reads) == (75, 25)
-    again = cached.cached(limit_gib=2, folder=str(tmp_path))
-    assert again.files[0].cache == Cache(2, str(tmp_path))
-
-
 def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
     for limit in (0, -1, float("nan"), float("inf")):
         with raises(OptionsError, "limit_gib"):
             Cache(limit)
-    (tmp_path / "file").write_text("")
-    with raises(DataError, kind="cannot make"):
-        Cache(1, str(tmp_path / "file")).open(Folder("s3://none"))
     assert Cache(1, "x").folder == os.path.abspath("x")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.png").write_bytes(b"")

@@ -22,7 +22,7 @@ from demo.photos import FASHION
 from gpupool.core.errors import OptionsError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.datastores.labels import split
-from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Normalization
 from tests.data.pictures import fill, image_file, values
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises

@@ -26,13 +26,16 @@ FILES = ("x/1.png", "x/2.png", "y/3.jpg", "4.png")
 TABLE = {"x/1.png": "cat", "x/2.png": "dog", "y/3.jpg": "cat"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("labels")
-    for name in FILES:
-        (root / name).parent.mkdir(exist_ok=True)
+def put(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(image_file())
     return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return put(tmp_path_factory.mktemp("labels"), *FILES)
 
 
 def labels_of(folder: Path, labels: Any) -> dict[str, str]:
@@ -64,13 +67,6 @@ def test_a_function_chooses_images_and_labels(folder: Path) -> None:
 def test_labels_that_do_not_fit(folder: Path, labels: Any, error: Any, shown: Any) -> None:
     with raises(error, shown):
         labels_of(folder, labels)
-
-
-def put(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(image_file())
-    return root
 
 
 def told(make: Callable[..., Any], *places: Path, **options: Any) -> tuple[Any, list[str]]:

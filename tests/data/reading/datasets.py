@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,8 +18,8 @@ from torch.utils.data import Dataset
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.batches import Batch
 from gpupool.data.reading.samples import Draw
+from gpupool.data.stores.threads import NAME
 from tests.support.processes import until
 
 TIMEOUT_S = 40.0
@@ -84,17 +84,13 @@ class Points:
         return torch.full((3, 2, 2), index % 256, dtype=torch.uint8)
 
 
-def full(loading: Iterator[Batch | None]) -> list[Batch]:
-    return [batch for batch in loading if batch is not None]
-
-
 def join_loaders() -> None:
     """Wait for the end of all loader threads; fails if one stays."""
     until(lambda: num_threads() == 0, TIMEOUT_S)
 
 
 def num_threads() -> int:
-    return sum(thread.name.startswith("gpupool-loader") for thread in threading.enumerate())
+    return sum(thread.name == NAME for thread in threading.enumerate())
 
 
 def open_when(dataset: Points, condition: Callable[[], bool]) -> None:
@@ -134,19 +130,16 @@ class Together(Drawing):
 
 
 class Plain(Dataset[Any]):
-    """What is read in what way: waiting if `wait_s`, else computing for `spin_s`."""
+    """Samples that are waited for, and say which process has read them."""
 
-    def __init__(self, wait_s: float = 0.0, spin_s: float = 0.0) -> None:
-        self.wait_s, self.spin_s = wait_s, spin_s
+    def __init__(self, wait_s: float = 0.0) -> None:
+        self.wait_s = wait_s
 
     def __len__(self) -> int:
         return NUM
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(self.wait_s)
-        until = time.thread_time() + self.spin_s
-        while time.thread_time() < until:
-            pass
         return torch.full((3,), float(index)), os.getpid()
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset, default_collate
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.batches import Reading, batch_of
@@ -28,9 +27,7 @@ from gpupool.data.reading.threads import read_ahead
 from tests.data.reading.datasets import (
     TIMEOUT_S,
     Points,
-    full,
     join_loaders,
-    num_threads,
     open_when,
 )
 from tests.support.processes import until
@@ -47,43 +44,40 @@ def no_thread_stays() -> Iterator[None]:
 
 @settings(max_examples=25)
 @given(
-    sizes=st.lists(st.integers(0, 30), max_size=8),
+    sizes=st.lists(st.integers(1, 30), max_size=8),
     bad=st.sets(st.integers(0, 240)),
-    depth=st.integers(0, 4),
     seed=st.integers(0, 9),
 )
 def test_batches_come_in_order_without_what_cannot_be_read(
-    sizes: list[int], bad: set[int], depth: int, seed: int
+    sizes: list[int], bad: set[int], seed: int
 ) -> None:
     order = np.random.default_rng(seed).permutation(sum(sizes))
     wanted = np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
     dataset = Points(len(order), 0.001)
     dataset.damaged, dataset.missing = {i for i in bad if i % 2}, {i for i in bad if not i % 2}
-    loaded = list(load_batches(dataset, wanted, depth=depth, skip=True))
-    assert [batch is None for batch in loaded] == [not len(one) for one in wanted]
+    loaded = load_batches(dataset, wanted, skip=True)
     for indices, batch in zip(wanted, loaded, strict=True):
-        if batch is not None:
-            good = [i for i in indices.tolist() if i not in bad]
-            assert (batch.targets.tolist() if good else []) == good
-            assert batch.inputs is None or batch.inputs[:, 0, 0, 0].tolist() == [*good]
-            assert batch.skipped == tuple(
-                Skipped(f"points/{i}", "damaged" if i % 2 else "missing")
-                for i in indices.tolist()
-                if i in bad
-            )
+        good = [i for i in indices.tolist() if i not in bad]
+        assert (batch.targets.tolist() if good else []) == good
+        assert batch.inputs is None or batch.inputs[:, 0, 0, 0].tolist() == good
+        assert batch.skipped == tuple(
+            Skipped(f"points/{i}", "damaged" if i % 2 else "missing")
+            for i in indices.tolist()
+            if i in bad
+        )
 
 
 def test_many_fetch_at_once_and_few_decode() -> None:
     dataset = Points(400, closed_from=0)
     open_when(dataset, lambda: dataset.max_fetching == 64)
-    assert len(full(load_batches(dataset, np.array_split(np.arange(400), 5)))) == 5
+    assert len(list(load_batches(dataset, np.array_split(np.arange(400), 5)))) == 5
     assert dataset.max_fetching == 64
     assert dataset.max_decoding <= torch.get_num_threads()
 
 
 def test_what_is_read_ahead_is_bounded() -> None:
     dataset = Points(4000)
-    loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
+    loading = load_batches(dataset, np.array_split(np.arange(4000), 1000))
     for _ in range(3):
         next(loading)
     until(lambda: len(dataset.fetched) >= 192, TIMEOUT_S)
@@ -92,28 +86,16 @@ def test_what_is_read_ahead_is_bounded() -> None:
     loading.close()
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_of_a_sample_comes_out_at_its_own_batch(depth: int) -> None:
+def test_an_error_of_a_sample_comes_out_at_its_own_batch() -> None:
     for kind, error in (("missing", SampleError), ("damaged", SampleError), ("broken", DataError)):
         dataset = Points(40)
         setattr(dataset, kind, {25})
         batches, skip = np.array_split(np.arange(40), 4), kind == "broken"  # no fault of a sample
-        loading = load_batches(dataset, batches, depth=depth, skip=skip)
-        assert [next(loading), next(loading)][1] is not None
+        loading = load_batches(dataset, batches, skip=skip)
+        assert [next(loading).num, next(loading).num] == [10, 10]
         with pytest.raises(error, match="point 25"):
             next(loading)
         assert list(loading) == []
-
-
-def test_closing_does_not_wait_for_a_store_that_hangs_and_ends_the_other_threads() -> None:
-    dataset = Points(200, closed_from=150)
-    loading = load_batches(dataset, np.array_split(np.arange(200), 4))
-    next(loading)
-    assert dataset.reached.wait(TIMEOUT_S)
-    loading.close()
-    assert not dataset.gate.is_set()
-    until(lambda: num_threads() <= 50, TIMEOUT_S)  # only those in the store
-    dataset.gate.set()
 
 
 def test_the_cores_of_the_caller_are_left_as_they_are() -> None:
@@ -189,33 +171,23 @@ def test_an_interrupt_at_any_place_ends_all_threads_and_hangs_nothing() -> None:
 # ---- in order, read here or ahead by one thread --------------------------------------------------
 
 
-def batches(*lists: list[int]) -> list[np.ndarray]:
-    return [np.array(one, dtype=np.int64) for one in lists]
-
-
-@pytest.mark.parametrize("depth", [1, 5])
-def test_a_thread_is_ahead_but_not_further_than_asked(depth: int) -> None:
-    dataset = Points(10, closed_from=1 + depth)
-    loading = read_ahead(fetched_of(dataset), Reading(depth=depth))
-    next(loading)  # now 1..depth are read without being asked for
-    next(loading)  # and one more may start: it waits at the gate
+def test_a_thread_is_ahead_by_two_and_no_further() -> None:
+    dataset = Points(10, closed_from=3)
+    loading = read_ahead((dataset.fetch(index) for index in range(10)), Reading())
+    next(loading)  # now 1 and 2 are read without being asked for
+    next(loading)  # and 3 may start: it waits at the gate
     assert dataset.reached.wait(TIMEOUT_S)
     loading.close()  # which does not wait for it
     assert not dataset.gate.is_set()
     dataset.gate.set()
     join_loaders()
-    assert dataset.fetched == list(range(depth + 2))
-
-
-def fetched_of(dataset: Points) -> Generator[int, None, None]:
-    for index in range(len(dataset)):
-        yield dataset.fetch(index)
+    assert dataset.fetched == [0, 1, 2, 3]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dataset", [[(torch.ones(2), 1)] * 4, Points(4)])
 def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
-    loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
+    loaded = load_batches(dataset, [np.array([0, 1]), np.array([2])], device="cuda")
     assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)
 
 
@@ -226,8 +198,8 @@ class Unknown(TensorDataset):
 @pytest.mark.parametrize("width", [8, 40_000], ids=["read at once", "read ahead"])
 def test_tensors_in_memory_are_cut_into_the_batches_that_collating_gives(width: int) -> None:
     tensors = torch.rand(10, width, generator=torch.Generator()), torch.arange(10)
-    order = batches([3, 1, 4], [1, 5, 9, 2])
-    ours, theirs = (full(load_batches(kind(*tensors), order)) for kind in (TensorDataset, Unknown))
+    order = [np.array([3, 1, 4]), np.array([1, 5, 9, 2])]
+    ours, theirs = (list(load_batches(kind(*tensors), order)) for kind in (TensorDataset, Unknown))
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.inputs, other.inputs)
         assert torch.equal(one.targets, other.targets)
@@ -272,23 +244,14 @@ def test_samples_that_do_not_fit_together_say_what_to_do(
         batch_of([(one, 0) for one in inputs], pin=False)
 
 
-class Gaps(Dataset[Any]):
-    """None for sample 5."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
-        return None if index == 5 else (torch.ones(2), index)
-
-
 def present(samples: list[Any]) -> Any:
     return default_collate([sample for sample in samples if sample is not None])
 
 
 @pytest.mark.parametrize("collate", [None, present])
 def test_none_for_a_sample_is_named_and_not_counted(collate: Any) -> None:
-    batches = load_batches(Gaps(), np.split(np.arange(8), 2), collate=collate)
-    assert next(batches) is not None
+    samples = [None if index == 5 else (torch.ones(2), index) for index in range(8)]
+    batches = load_batches(samples, np.split(np.arange(8), 2), collate=collate)
+    assert next(batches).num == 4
     with raises(DataError, "sample 5 ", "SampleError", 'on_error="skip"', kind="no sample"):
         next(batches)

@@ -32,7 +32,7 @@ def picture(mode: str = "RGB") -> Image.Image:
 
 def file(image: Image.Image, kind: str, **settings: Any) -> bytes:
     if kind == "WEBP":
-        settings["lossless"] = True
+        settings.setdefault("lossless", True)
     if (orientation := settings.pop("orientation", None)) is not None:
         settings["exif"] = Image.Exif()
         settings["exif"][0x0112] = orientation
@@ -46,15 +46,15 @@ def pixels(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(upright)).permute(2, 0, 1)
 
 
-def claiming(kind: str, width: int, height: int) -> bytes:
+def huge(kind: str) -> bytes:
     """A file that says it is so large."""
     data = bytearray(file(picture(), kind))
     if kind == "PNG":
-        data[16:24] = struct.pack(">II", width, height)
+        data[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)
         data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
     else:
         at = data.index(b"\xff\xc0") + 5
-        data[at : at + 4] = struct.pack(">HH", height, width)
+        data[at : at + 4] = struct.pack(">HH", 65500, 65500)
     return bytes(data)
 
 
@@ -102,10 +102,8 @@ WRONG = {
     "empty": (b"", "empty", "(0 bytes)"),
     "text": (b"this is text, not an image", "damaged", "(BMP, GIF"),
     "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", " an image: "),
-    "half a PNG": (file(picture(), "PNG")[:-60], "damaged", " an image: "),
-    "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", " an image: "),
-    "a huge PNG": (claiming("PNG", 2**31 - 1, 2**31 - 1), "too large", " pixels"),
-    "a huge JPEG": (claiming("JPEG", 65500, 65500), "too large", " pixels"),
+    "a huge PNG": (huge("PNG"), "too large", " pixels"),
+    "a huge JPEG": (huge("JPEG"), "too large", " pixels"),
     "an animated GIF": (several("GIF"), "animated", ""),
     "an animated PNG": (several("PNG"), "animated", ""),
     "an animated WebP": (several("WEBP"), "animated", ""),
@@ -113,7 +111,6 @@ WRONG = {
     "a picture of an iPhone": (HEIF % (b"heic", b"heic"), "HEIC", " HEIC file"),
     "a HEIF of no brand": (HEIF % (b"mif1", b"heic"), "HEIC", " HEIC file"),
     "an AVIF": (HEIF % (b"avif", b"miaf"), "AVIF", " AVIF file"),
-    "an AVIF of no brand": (HEIF % (b"mif1", b"avif"), "AVIF", " AVIF file"),
     "32 bits": (file(picture("I"), "TIFF"), "damaged", " 32 bits "),
 }
 

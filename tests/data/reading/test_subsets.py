@@ -7,10 +7,9 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from gpupool.core.errors import DataError
+from gpupool.data.reading.inputs import opened
 from gpupool.data.reading.loader import load_batches
-from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw, Samples
-from gpupool.data.reading.subsets import opened
+from gpupool.data.reading.samples import Draw, Normalization, Samples
 from tests.data.reading.datasets import Points, open_when
 from tests.support.raising import raises
 

@@ -17,7 +17,7 @@ from gpupool.core.errors import (
     MissingSampleError,
     OptionsError,
 )
-from gpupool.data.stores.folder import FileRef, Folder, visible
+from gpupool.data.stores.folder import FileRef, Folder
 from gpupool.data.stores.writable import Target
 from tests.support.raising import raises
 
@@ -70,12 +70,6 @@ def test_stores_of_all_kinds_are_listed_and_read(files: Path, web: str, url: str
         folder.read(FileRef("a/3.txt", 10))
     with ThreadPoolExecutor(40) as pool:
         assert list(pool.map(folder.read, found * 20)) == [CONTENT] * 40
-
-
-def test_what_is_hidden_or_marks_a_folder_is_left_out() -> None:
-    names = ("seen/1", ".checkpoints/2", "seen/.hidden", "top")
-    files = [("void", 0, ""), ("empty.png", 0, ""), *((name, 1, "") for name in names)]
-    assert [file.path for file in visible(files)] == ["empty.png", "seen/1", "top"]
 
 
 @pytest.mark.parametrize(

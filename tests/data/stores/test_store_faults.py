@@ -45,7 +45,6 @@ def folder(s3: SeaweedServer, slow: SlowS3) -> Iterator[Folder]:
     ("fault", "reason"),
     [
         (Fault("503", share=0.3), "503 SlowDown"),
-        (Fault("500", share=0.3), "500 InternalError"),
         (Fault("reset", share=0.3), "connection"),
         (Fault("cut", share=0.3), ("cut short", "connection broken")),
         (Fault("stall", times=2), "no answer"),
