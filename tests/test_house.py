@@ -128,7 +128,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
         # what the controller has beyond the starter, and a rank for a cell
         (
             "import torch, ipyparallel.controller.app, gpupool.host.controller\n"
-            "import gpupool.engine.boot, gpupool.engine.entry, gpupool.engine.inference",
+            "import gpupool.engine.boot, gpupool.engine.entry, gpupool.engine.jobs",
             {"ipywidgets", "anywidget", "torch._dynamo", "torch._inductor", "sympy", "triton"}
             | {"torch.distributed.fsdp", "prompt_toolkit", "debugpy"},
         ),

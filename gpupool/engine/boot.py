@@ -1,8 +1,7 @@
 """Become an engine. Runs on engines, before anything else, in a process that was just forked.
 
-The starter (`gpupool/host/starter.py`) has imported torch and has not touched CUDA, which
-reads the environment when it is first used: the device that the environment names is the only one
-that torch or anything else here will ever see.
+The starter has imported torch and has not touched CUDA, which reads the environment when it is
+first used: the device that this names is the only one that anything here will ever see.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from gpupool.engine.process import pool_folder, this_rank
 
 
 def main() -> None:
-    """Register with the controller and serve until it is asked to stop."""
     # A segfault leaves its stack in the log, which the starter reads. The duplicate stays the log:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
@@ -63,10 +61,7 @@ def main() -> None:
 
 
 def _leave_out_debugger() -> None:
-    """Have ipykernel do without debugpy: it would import it now (0.1 s), and has no use for it.
-
-    An engine has no channel for a debugger. What a cell itself imports is not touched.
-    """
+    """Have ipykernel not import debugpy (0.1 s): an engine has no channel for it. Cells can."""
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     importlib.import_module("ipykernel.debugger")
     del sys.modules["debugpy"]
@@ -89,11 +84,8 @@ def _compiler_cache() -> str:
 
 
 def _wait_for_whole_file(connection_file: Path) -> None:
-    """The controller writes in place, and an engine that reads half a file ends at once.
-
-    After a minute IPEngine continues and says what is missing.
-    """
-    for _ in range(3000):
+    """The controller writes in place, and an engine that reads half a file ends at once."""
+    for _ in range(3000):  # for a minute; then IPEngine says what is missing
         with contextlib.suppress(FileNotFoundError, ValueError):
             json.loads(connection_file.read_text())
             return

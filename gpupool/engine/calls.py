@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from gpupool.core.wire.calls import invoke
@@ -56,12 +55,9 @@ def serve(number: int, work: Callable[[], Reply[Any]]) -> Reply[Any]:
 
 
 def interrupt(number: int | None) -> None:
-    """Raise KeyboardInterrupt in the main thread if this call runs (None: whichever does).
-
-    If it has not begun, that is done when it does; a call that is over has no second beginning.
-    For another thread. Also wakes a thread that sleeps or reads. While a library is being imported
-    it waits for the end of that: half of a package would stay in this process for good.
-    """
+    """Raise KeyboardInterrupt in the main thread if this call runs (None: whichever does), or when
+    it begins. For another thread. While a library is being imported it waits for the end of that:
+    half of a package would stay in this process for good."""
     with _lock:
         if number not in (None, _current):
             _unmet.add(number)
@@ -72,11 +68,8 @@ def interrupt(number: int | None) -> None:
 
 
 def imports() -> bool:
-    """Whether the main thread is just importing a library; from any thread.
-
-    Or runs what is to run before and after cells (`%autoreload`): IPython swallows an interrupt of
-    that.
-    """
+    """Whether the main thread is just importing a library, or runs what is to run before and after
+    cells (`%autoreload`), an interrupt of which IPython swallows; from any thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
@@ -91,7 +84,7 @@ def imports() -> bool:
 
 
 def current() -> int | None:
-    """The number of the call that runs."""
+    """The number of the call that runs; None if no code of the user's could be interrupted."""
     return _current
 
 
@@ -110,11 +103,8 @@ def _send() -> None:
 
 
 def _wake(main: int, number: int | None) -> None:
-    """Have the main thread look for signals.
-
-    One that comes between its last look and a system call (a sleep) is heard when that call ends.
-    Any other signal ends it.
-    """
+    """Have the main thread look for signals: one that comes between its last look and a system call
+    (a sleep) is heard when that ends, and any other signal ends it."""
     for wait_s in _WAKE_S:
         time.sleep(wait_s)
         with _lock:
@@ -147,11 +137,6 @@ def over() -> None:
         _current = None
 
 
-def is_over() -> bool:
-    """Whether no code of the user's runs in a call that could be interrupted."""
-    return _current is None
-
-
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """A block that no interrupt cuts off; those that come meanwhile do nothing."""
@@ -164,11 +149,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _be_deaf() -> None:
+    """ipykernel puts its own handler back when the request has been answered."""
     # One that is on its way strikes while the handler is exchanged, or never.
     with contextlib.suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGINT, _ignore)
-    signal.signal(signal.SIGINT, _ignore)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Nothing; ipykernel puts its own handler back when the request has been answered."""
+        signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)

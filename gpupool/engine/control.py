@@ -21,6 +21,7 @@ from gpupool.engine.group import forming, location
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import streams
 from gpupool.engine.process import pool_folder
+from gpupool.engine.shell import this_shell
 
 # What is to stop -> whether it ends where it is, as its data do not come. A signal's handler may
 # add to it in the main thread.
@@ -28,13 +29,9 @@ _stopped: dict[str, bool] = {}
 
 
 def install() -> None:
-    """Register the handlers with this engine's kernel."""
-    from IPython.core.getipython import get_ipython
-
-    shell: Any = get_ipython()
+    kernel = this_shell().kernel
     for kind in REQUESTS:
-        handle = partial(_handle, shell.kernel.session, kind)
-        shell.kernel.control_handlers[kind.message_type()] = handle
+        kernel.control_handlers[kind.message_type()] = partial(_handle, kernel.session, kind)
 
 
 def _handle(
@@ -50,10 +47,7 @@ def _handle(
 
 
 def answer(kind: type[ControlRequest[Found]], content: Mapping[str, Any]) -> Answer[Found]:
-    """Do what a request of this kind, with this content, asks.
-
-    Nothing is raised: ipykernel would log it, and with it what may be a secret.
-    """
+    """Do what a request asks. Nothing is raised: ipykernel would log what may be a secret."""
     try:
         return Answer("ok", _do(kind(**content)))
     except Exception as error:

@@ -1,8 +1,7 @@
 """Every call that the client may make of an engine: the whole remote interface on one page.
 
-Runs on engines. `gpupool/core/wire/calls.py` says what the calls mean; what they raise becomes a
-reply too. Work is done elsewhere. What only a training needs is imported by it: the first engines
-do not wait for it (`pool/launchers/starter.py`).
+Runs on engines. `core/wire/calls.py` says what the calls mean. What only a training needs is
+imported by it: the first engines do not wait for it (`pool/launchers/starter.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from IPython.core.getipython import get_ipython
 
 from gpupool.core.wire import calls as wire
 from gpupool.core.wire.calls import Call, torch_settings
@@ -29,16 +27,15 @@ from gpupool.engine.group import forming
 from gpupool.engine.output import streams
 from gpupool.engine.output.channel import leave_out_status
 from gpupool.engine.process import this_rank
+from gpupool.engine.shell import this_shell
 
 _heard = torch_settings()  # what the notebook's torch was set to when a call came last
 
 
 def serve(call: Call[Any]) -> Reply[Any]:
-    """What this process does when `invoke` asks for it."""
     if call.is_shown:
-        shell: Any = get_ipython()
         # ipykernel says it to `sys.stdout`, whoever that is.
-        streams.follow_call(shell.kernel.get_parent("shell"))
+        streams.follow_call(this_shell().kernel.get_parent("shell"))
     else:
         streams.show_nothing()
 
@@ -100,25 +97,25 @@ def _do(call: Call[Any]) -> Reply[Any]:
 
 
 def _train_or_infer(call: Call[Any]) -> Reply[Any]:
-    from gpupool.engine import inference, jobs
+    from gpupool.engine import jobs
 
     match call:
         case wire.Train():
             return jobs.train(call)
         case wire.Predict(job, result_name):
-            inference.predict(job, result_name)
+            jobs.predict(job, result_name)
             return Reply(None)
         case wire.Evaluate(job):
-            return Reply(inference.evaluate(job))
+            return Reply(jobs.evaluate(job))
         case wire.Confusion(job):
-            return Reply(inference.confusion(job))
+            return Reply(jobs.confusion(job))
     raise TypeError(f"nobody serves {type(call).__name__}")
 
 
 @cache  # the pool may ask again
 def _prepare() -> None:
     """Until here files were made for their owner alone: keys and logs."""
-    shell: Any = get_ipython()
+    shell = this_shell()
     shell.user_ns.update(execute.cell_names(this_rank()))
     execute.adapt(shell)
     control.install()

@@ -19,5 +19,4 @@ def this_rank() -> Rank:
 
 @functools.cache
 def pool_folder() -> Path:
-    """The pool's private folder on this host."""
     return Path(os.environ[environ.POOL_FOLDER])

@@ -39,12 +39,14 @@ _NO_INPUT = (
 
 
 def this_shell() -> Any:
-    """The shell of this process."""
     return get_ipython()
 
 
 def adapt_to_rank(shell: Any) -> None:
-    """Have `exit` end the cell and interrupts an `await`; nothing waits or is kept for later."""
+    """Have cells compiled, shown, left and interrupted as on a rank; nothing waits for input, or is
+    kept for later."""
+    shell.compile = CellCompiler()
+    _show_source_of_cells()
     shell.exiter = _Exit(shell)  # type: ignore[no-untyped-call]
     shell.init_user_ns()
     # IPython's advice on SystemExit is not that for an engine.
@@ -57,8 +59,6 @@ def adapt_to_rank(shell: Any) -> None:
 
 
 class _Exit(ZMQExitAutocall):
-    """`exit`, `exit()` and `exit(3)` in a cell."""
-
     def __call__(self, code: object = None) -> None:
         __tracebackhide__ = True
         print("exit and quit end the cell. `%gpupool stop` ends the pool.", file=sys.stderr)
@@ -126,7 +126,6 @@ class CellCompiler(CachingCompiler):
         return name
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
-        """Parse what is noted, or the code of a magic, which has no name."""
         if filename == "<unknown>":
             self._body = ""
             if self._num_above(source):
@@ -135,7 +134,6 @@ class CellCompiler(CachingCompiler):
         return super().ast_parse("\n" * above + source, filename, symbol)
 
     def __call__(self, source: Any, filename: str, *args: Any, **options: Any) -> Any:
-        """Compile; the code of a magic under the cell's name."""
         if self._body and filename.startswith(_OF_MAGICS):
             filename = self._body
         return super().__call__(source, filename, *args, **options)
@@ -164,11 +162,9 @@ def cell_of(filename: str) -> str:
     return " ".join(label) if label else ""
 
 
-def show_source_of_cells() -> None:
-    """Have IPython show the notebook's cells, whose files do not exist, as it shows files.
-
-    Else it would show the line where their frame is now: in an `except` clause perhaps.
-    """
+def _show_source_of_cells() -> None:
+    """Have IPython show a line of the notebook's cells, whose files do not exist, as one of a file:
+    not the line where the frame is now, in an `except` clause perhaps."""
     module: Any = ultratb
     num_lines = module.get_line_number_of_frame
     module.get_line_number_of_frame = lambda frame: (

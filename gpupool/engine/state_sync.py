@@ -65,10 +65,8 @@ def fetch(names: Sequence[str], out_path: str) -> Packed:
 
 
 def take_over(packed: Packed | None) -> Reply[None]:
-    """Let names mean what they mean on the rank that has `packed` it; None: nothing is meant here.
-
-    All ranks call it: DDP models get fresh buckets on all of them.
-    """
+    """Let names mean what they mean on the rank that has `packed` it; None: this one keeps its own.
+    All ranks call it, as DDP models get fresh buckets on all of them."""
     space = this_shell().user_ns
     state = load(packed, {}) if packed is not None else {}
     held = {name: value for name, value in state.items() if not _is_plain(value)}
@@ -105,7 +103,6 @@ def _outline(obj: Any) -> Any:
 
 
 def _update(old: Any, new: Any) -> None:
-    """Make `old`, which fits, what `new` is."""
     with torch.no_grad():
         if isinstance(old, Tensor):
             old.copy_(new)

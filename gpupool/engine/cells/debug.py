@@ -23,7 +23,7 @@ _open: Any = None  # the debugger between two commands
 
 
 def remember(error: BaseException) -> None:
-    """Note what the debugger is to look at: the last error, cut to the user's frames."""
+    """Have the debugger look at this error, which is cut to the user's frames."""
     if frames := error.__traceback__:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
         if sys.version_info >= (3, 12):
@@ -68,7 +68,7 @@ def _begin() -> Any:
 
 
 def _is_last(debugger: Any, line: str) -> bool:
-    """Do what a line says, in all its parts (`p x ;; up`); whether that ends the session."""
+    """Do what a line says (`p x ;; up`); whether that ends the session."""
     debugger.stdout = sys.stdout
     try:
         parts = [debugger.precmd(part) for part in line.split(";;")]

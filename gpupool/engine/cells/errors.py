@@ -68,7 +68,6 @@ def describe(error: BaseException) -> Raised:
 
 
 def text_of(error: BaseException) -> str:
-    """The message of an error."""
     try:
         return str(error)
     except BaseException as failure:  # a class of the user's, which may do anything
@@ -101,7 +100,6 @@ def _cut(text: str) -> str:
 
 
 def _is_collective(error: BaseException) -> bool:
-    """Whether it came out of torch.distributed."""
     last = _frames(error)[-1:]
     if last and last[0].tb_frame.f_code.co_filename.startswith(f"{TORCH}distributed/"):
         return True
@@ -140,7 +138,7 @@ def is_context_lost(*errors: BaseException) -> bool:
     return False
 
 
-# ---- the frames ------------------------------------------------------------------------------
+# ---- the frames, and the text ----------------------------------------------------------------
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -174,10 +172,8 @@ def _trim(error: BaseException) -> None:
 
 
 def _users(frames: list[TracebackType]) -> list[TracebackType]:
-    """The frames without those of machinery, ours or torch's: its message says more.
-
-    The line of a magic goes too if a line of the magic's own code follows.
-    """
+    """The frames without those of machinery, ours or torch's, whose message says more; and without
+    the line of a magic if a line of the magic's own code follows."""
     kept, in_magic = list[TracebackType](), False
     for frame in frames:
         code = frame.tb_frame.f_code
@@ -191,9 +187,6 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
         in_magic = False
         kept.append(frame)
     return kept
-
-
-# ---- the text --------------------------------------------------------------------------------
 
 
 def shown(error: BaseException, with_source: bool = True) -> str:

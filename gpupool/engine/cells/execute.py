@@ -1,7 +1,6 @@
 """Run the user's code in the engine's namespace and report how it went. Runs on engines.
 
-Whatever the code raises becomes a reply; nothing of it is left to ipyparallel, whose replies would
-show our frames.
+Whatever it raises becomes a reply: those of ipyparallel would show our frames.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gpupool.engine.cells import torchrun
 from gpupool.engine.cells.errors import describe, shown
 from gpupool.engine.output.emit import emit
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell import CellCompiler, adapt_to_rank, show_source_of_cells, this_shell
+from gpupool.engine.shell import adapt_to_rank, this_shell
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
@@ -101,18 +100,14 @@ def _failed(error: BaseException) -> Reply[Any]:
 
 
 def cell_names(rank: Rank) -> dict[str, Any]:
-    """The names that every cell finds."""
     named = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
     return {**named, "device": torch.device(rank.device), "torch": torch, "dist": dist}
 
 
 def _run_cell(shell: Any, source: str) -> Any:
-    """IPython's result of a cell that runs in this thread.
-
-    Other ranks may wait for this one. So an error in the script of `%run` or the body of
-    `%%capture`, which IPython shows, ends the cell. What ends it is shown by the client; an error
-    in a hook or in `__repr__`, which does not, is shown here.
-    """
+    """IPython's result of a cell. An error in the script of `%run` or the body of `%%capture`,
+    which IPython only shows, ends the cell: others may wait for this rank. The client shows it; an
+    error in a hook or in `__repr__`, which ends nothing, is shown here."""
     run = shell.run_cell
 
     def run_nested(*args: Any, **options: Any) -> Any:
@@ -142,8 +137,6 @@ def _run_cell(shell: Any, source: str) -> Any:
 def adapt(shell: Any) -> None:
     """Have this shell run cells as a rank must."""
     adapt_to_rank(shell)
-    shell.compile = CellCompiler()
-    show_source_of_cells()
     for name in ("system", "getoutput"):
         setattr(shell, name, _interruptible(getattr(shell, name)))
 
@@ -161,7 +154,6 @@ def _interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _packed_if_small(value: object) -> tuple[bytes | None, str]:
-    """The value, if it can travel with the reply, and its text; None has neither."""
     if value is None:
         return None, ""
     try:

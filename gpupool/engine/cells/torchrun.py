@@ -103,8 +103,8 @@ def _init_process_group(*args: Any, **kwargs: Any) -> None:
 def _destroying(destroy: Callable[..., None]) -> Callable[..., None]:
     """torch's way to destroy a group, once the device is done and no group is being aborted.
 
-    A script destroys its group in `finally`: mostly just when a peer has failed. What waits for
-    that peer on the device is aborted in a moment, and no communicator bears both at a time.
+    A script does it in `finally`, often just when a peer has failed: what waits for that on the
+    device is aborted in a moment, and no communicator bears both at a time.
     """
 
     @functools.wraps(destroy)
@@ -140,9 +140,7 @@ def _refusing(launch: Callable[..., Any]) -> Callable[..., Any]:
 
 def _by_value(pickler: object, value: Any) -> Any:
     """Have what cells define travel whole to a process that is spawned, which cannot import it.
-
-    What a script of `%run` defines it can: it runs the file again, as `multiprocessing` has it.
-    """
+    What a script of `%run` defines it can: `multiprocessing` runs the file again."""
     is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
     if not is_named or get_spawning_popen() is None:
         return NotImplemented
@@ -152,7 +150,6 @@ def _by_value(pickler: object, value: Any) -> Any:
 
 
 def _replace(function: Callable[..., Any], other: Callable[..., Any]) -> None:
-    """Put another function in its place in every module that has imported it."""
     for module in list(sys.modules.values()):
         if vars(module).get(function.__name__) is function:
             setattr(module, function.__name__, other)

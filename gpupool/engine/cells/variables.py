@@ -41,7 +41,7 @@ _GONE: Any = object()
 
 
 class _Kept:
-    """A parcel that has arrived: its value, if a name means it, and where its parts are now."""
+    """A parcel that has arrived: its value, if a name means it, and its parts while they live."""
 
     def __init__(self, packed: Packed) -> None:
         self._source = Source(packed)
@@ -50,7 +50,6 @@ class _Kept:
         self._parts: list[Callable[[], Any]] = []
 
     def make(self) -> Any:
-        """The value: if need be, a new one."""
         if self.value is _GONE:
             self.value, parts = self._source.load(_Unpickler)
             self._parts = [_weakly(part) for part in parts]
@@ -93,10 +92,8 @@ def find_modules(sys_path: Sequence[str]) -> None:
 
 
 def load_again(reloaded: Reloaded) -> None:
-    """Load the user's modules again that the notebook has loaded again.
-
-    Functions and objects that are here already get the new code, as with `%autoreload`.
-    """
+    """Load the user's modules again that the notebook has loaded again; functions and objects that
+    are here already get the new code, as with `%autoreload`."""
     new = [name for name, times in reloaded.times.items() if _reloaded.get(name) != times]
     _reloaded.update(reloaded.times)
     waiting: dict[str, Exception | None] = {name: None for name in new if name in sys.modules}
@@ -124,10 +121,8 @@ def load_again(reloaded: Reloaded) -> None:
 
 
 def receive(values: Values) -> dict[int, str]:
-    """Receive parcels; number -> reason for those that cannot be read here.
-
-    Meanwhile names mean what they will mean in the cell, so that methods that run find them.
-    """
+    """Receive parcels; number -> reason for those that cannot be read here. Meanwhile names mean
+    what they will mean in the cell, so that methods that run find them."""
     arrived, space = _take(values), this_shell().user_ns
     here = {name: number for name, number in values.numbers.items() if number in _kept}
     before = {name: space.get(name, _GONE) for name in (*here, *values.aliases)}
@@ -179,13 +174,11 @@ def _take(values: Values) -> list[int]:
 def _let_mean(
     numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int]
 ) -> dict[int, str]:
-    """Let names mean the values of parcels, or what the rank has under another name.
+    """Let names mean the values of parcels, or what the rank has under another name. The parcels
+    `others` are made too; they may have no name.
 
     Meanwhile references to the rank's values mean what these names mean now: the notebook may swap
-    two. The parcels `others` are made too; they may have no name.
-
-    Returns:
-        Number -> reason for those that cannot be made, and are dropped.
+    two. Gives number -> reason for those that cannot be made, and are dropped.
     """
     space = this_shell().user_ns
     _former.update((name, space.get(name, _GONE)) for name in (*numbers, *aliases))
@@ -241,7 +234,6 @@ def _repeat(statements: Iterable[str]) -> None:
 
 
 def lost(numbers: Iterable[int]) -> list[int]:
-    """Those of these parcels that are not here."""
     return sorted(set(numbers) - _kept.keys())
 
 
@@ -269,13 +261,11 @@ def describe(value: Any, text_chars: int = 0) -> ValueInfo:
 
 
 def look(name: str, path: Sequence[str], text_chars: int) -> ValueInfo | None:
-    """`describe` of the rank's value of a name; None if it has none."""
     value = _find(name, path)
     return None if value is _GONE else describe(value, text_chars)
 
 
 def attributes(name: str, path: Sequence[str]) -> list[str]:
-    """The public attributes of the rank's value."""
     return [found for found in dir(_find(name, path)) if not found.startswith("_")]
 
 
@@ -316,7 +306,6 @@ def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
 
 
 def _find(name: str, path: Sequence[str]) -> Any:
-    """The rank's value, or an attribute of it; `_GONE` if there is none."""
     value = _former.get(name, this_shell().user_ns.get(name, _GONE))
     for attribute in path:
         value = getattr(value, attribute, _GONE)
@@ -339,7 +328,6 @@ class _Unpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """A function or class by name; ours for what means something on a rank only."""
         return self._OURS.get((module, name)) or super().find_class(module, name)
 
 

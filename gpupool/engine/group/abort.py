@@ -1,20 +1,9 @@
 """Free this rank from the collective it is blocked in. Runs on engines, in any thread.
 
-No call of torch ends a blocked gloo collective, not even destroying the group: the connections stay
-open for as long as a DDP wrapper or a traceback holds the group. Shutting the group's own sockets
-does end it, at once, on this rank and on the peers that wait for it, with a RuntimeError. NCCL has
-`ProcessGroup.abort`, which gloo ignores. The group is dead afterwards and has to be formed again
-(`forming.py`).
-
-On gloo a failed collective raises where it stands. On NCCL nothing raises: the host has given the
-device more work by then, and what is queued behind it is computed with half a sum. So what counts
-for a training is how far the device was just before the abort (`CompletedSteps`).
-
-One in some hundred ranks that begin collectives again and again at that very moment stays blocked
-in `UnboundBuffer::waitSend`: by its source gloo loses a send whose socket is shut just when its
-event loop writes (`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that
-such writes still go through. It still happens when the peer's end has gone first; that rank is
-replaced.
+No call of torch ends a blocked gloo collective, not even destroying the group, which a DDP wrapper
+or a traceback may hold. Shutting the group's own sockets does, at once, on this rank and on peers
+that wait for it, with a RuntimeError. NCCL has `ProcessGroup.abort`, which gloo ignores, and raises
+nothing: what the host has queued behind the collective is computed with half a sum.
 """
 
 from __future__ import annotations
@@ -44,15 +33,16 @@ _aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.Thread] = (
 
 
 def abort_collectives() -> None:
-    """Abort every process group of this rank.
-
-    Harmless when idle or called again. Aborts that take their time continue when it returns:
-    `finish_aborts` waits for them.
-    """
+    """Begin to abort every process group of this rank, which are dead then and have to be formed
+    again. Harmless when idle. `finish_aborts` waits for the end."""
     if before_abort is not None:
         before_abort()
     with gloo_connections() as connections:
         for connection in connections:
+            # Only this half: gloo loses a send whose socket is shut just when its event loop writes
+            # (`Pair::handleRemotePendingRecv`), and the rank stays blocked in
+            # `UnboundBuffer::waitSend`. When the peer's end has gone first, that happens to one in
+            # some hundred, which is replaced.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
     with _lock:
@@ -83,11 +73,8 @@ def finish_aborts(limit_s: float | None = None) -> bool:
 
 
 class CompletedSteps:
-    """Counts the steps of a training on the device, whose last complete one need not be the host's.
-
-    Of what is copied from the device after an abort, it says whether all steps before the copy were
-    computed with whole sums.
-    """
+    """Counts the steps of a training on the device, which comes to them later than the host. Of a
+    copy of its state it says whether the steps before were computed with whole sums."""
 
     def __init__(self, device: torch.device) -> None:
         global before_abort
@@ -103,7 +90,6 @@ class CompletedSteps:
         self._counter.advance()
 
     def freeze(self) -> None:
-        """Collectives are about to be aborted; called in the thread that does it."""
         if self._at_abort is None:  # later ones find more steps that were computed with half sums
             self._at_abort = self._counter.value()
 
@@ -120,6 +106,5 @@ class CompletedSteps:
         )
 
     def why_spoilt_at_end(self) -> str:
-        """As `why_spoilt`, after waiting until the device has computed everything."""
         self._device.synchronize()
         return self.why_spoilt()

@@ -24,8 +24,7 @@ _LEARNT = "_static_graph_delay_allreduce_enqueued"
 def state_of(model: DistributedDataParallel) -> dict[str, Any]:
     """What a wrapper is made of, for `restore`; its group may be one that exists no more.
 
-    Raises:
-        RuntimeError: it is not over all ranks, or other parameters are trained by now.
+    Raises a RuntimeError if it is not over all ranks, or other parameters are trained by now.
     """
     trained, _ = model._build_params_for_reducer()
     made_of = model._get_ddp_logging_data()["num_parameter_tensors"]
@@ -40,7 +39,7 @@ def state_of(model: DistributedDataParallel) -> dict[str, Any]:
 
 
 def restore(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
-    """Make a wrapper of its state, over the present group of all ranks, with fresh buckets."""
+    """Make a wrapper of its state, over the present group."""
     for key in _OWN:  # first: with the old reducer go its hooks on the parameters
         vars(model).pop(key, None)
     model.__setstate__({**state, _LEARNT: False})

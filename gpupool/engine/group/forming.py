@@ -2,19 +2,13 @@
 
 The store is a file in the pool's private folder: no port, no listener, and no rank whose death
 takes the store along. Of several hosts it is a server in the process of rank 0, at its own address,
-and each generation has another one: without rank 0 no group is formed anyway.
+another one for each generation: without rank 0 no group is formed anyway.
 
 All ranks `join`, and when all have, they `connect`: nobody leaves a generation before all have
-formed it. For each other ranks wait in Python, where the wait can be ended, and look who has
-connected; for the sub-groups of cells too (`install`). What torch itself waits for, it waits for in
-the store, whose time ends that, or whose connection is shut.
-
-The group is destroyed and another one formed, with a store of its own. DDP models over all ranks go
-on with the new one (`ddp_replicas.py`). What else holds a group of an earlier generation, a
-sub-group say, is cut off: to use it is an error, and never a hang.
-
-Where only some ranks train (those that have a GPU, or the first of them), these make a group of
-their own when they first do.
+formed it. They wait for each other in Python, where the wait can be ended; what torch itself waits
+for, it waits for in the store, which `give_up_waiting` ends. DDP models over all ranks go on with
+the new group. What else holds one of an earlier generation, a sub-group say, is cut off: to use it
+is an error, and never a hang.
 """
 
 from __future__ import annotations
@@ -126,7 +120,6 @@ def form_as_asked(asked: Mapping[str, Any], here: Rank) -> None:
 
 
 def _meet(address: str, **listener: Any) -> Any:
-    """A connection to the server at this address, which listens already."""
     host, _, port = address.rpartition(":")
     options = {"timeout": _CONNECT_TIMEOUT, "wait_for_workers": False, **listener}
     server = dist.TCPStore(host, int(port), **options)  # type: ignore[attr-defined]
@@ -135,7 +128,6 @@ def _meet(address: str, **listener: Any) -> Any:
 
 
 def _form(plan: GroupPlan, here: Rank, asked: Mapping[str, Any]) -> None:
-    """Leave the group and form another one of all ranks."""
     global _server, _store
     __tracebackhide__ = True
     leave()
@@ -157,7 +149,6 @@ def _form(plan: GroupPlan, here: Rank, asked: Mapping[str, Any]) -> None:
 
 
 def _set_timeout(timeout: datetime.timedelta) -> None:
-    """Have collectives of the group of all ranks wait for so long from now on."""
     world = _c10d._get_default_group()
     if hasattr(world, "set_timeout"):  # since torch 2.14
         world.set_timeout(timeout)
@@ -166,7 +157,6 @@ def _set_timeout(timeout: datetime.timedelta) -> None:
 
 
 def leave() -> None:
-    """Leave the groups, if there are any."""
     finish_aborts()
     _training.clear()
     if dist.is_initialized():
@@ -210,7 +200,8 @@ def training_group() -> dist.ProcessGroup | None:
 
 
 def _join_training(num_ranks: int) -> None:
-    """Train from now on with the first so many ranks that can, which call this together."""
+    """Train from now on with the first so many ranks that can (those with a GPU, if not all have
+    one): they call this together, and make a group of their own when they first do."""
     global _num_training
     ranks = list(_plan.training_ranks)[: num_ranks or None] if _plan is not None else []
     _num_training = len(ranks) if len(ranks) < dist.get_world_size() else 0
@@ -225,14 +216,8 @@ def _join_training(num_ranks: int) -> None:
     _training[_num_training] = made
 
 
-# ---- to wait for each other ------------------------------------------------------------------
-
-
 def install() -> None:
-    """Have ranks wait in Python for each group that is made, and look who has connected.
-
-    One that waits inside torch for another that does not come could not be interrupted.
-    """
+    """Have ranks wait in Python for each group that is made, and look who has connected."""
     make = _c10d._new_process_group_helper
 
     @functools.wraps(make)
@@ -251,10 +236,8 @@ def install() -> None:
 
 
 def refuse_strangers(store: Any, name: str, place: int, size: int) -> None:
-    """Shut out who has connected to a group, which is complete now, and is no member of it.
-
-    `place` is this rank's in the group. Raises a RuntimeError that names the stranger's address.
-    """
+    """Shut out who has connected to a group, which is complete now, and is no member of it: an
+    error names his address. `place` is this rank's in the group."""
     __tracebackhide__ = True
     key = _plan.key if _plan is not None else ""
     said = gloo_sockets.claim(key)
@@ -264,10 +247,8 @@ def refuse_strangers(store: Any, name: str, place: int, size: int) -> None:
 
 
 def _wait_for_all(store: Any, key: str, place: int, size: int, value: str) -> list[str]:
-    """Set a value, and return the keys of all members' when they have set theirs.
-
-    Raises a RuntimeError when `give_up_waiting` was called, or the store is gone.
-    """
+    """Set a value, and return the keys of all members' when they have set theirs; a RuntimeError if
+    `give_up_waiting` was called, or the store is gone."""
     __tracebackhide__ = True
     keys = [f"{key}/{other}" for other in range(size)]
     try:
@@ -331,11 +312,8 @@ class World:
         return values
 
     def sum_later(self, numbers: Tensor) -> Callable[[], list[float]]:
-        """Begin to sum `numbers`, of one dimension, over these ranks, and do not wait.
-
-        What is returned waits until that is done, though not for what the device does after it, and
-        gives the sums.
-        """
+        """Begin to sum `numbers`, of one dimension, over these ranks. What is returned gives the
+        sums: it waits until that is done, though not for what the device does after it."""
         work = dist.all_reduce(numbers, group=self.group, async_op=True) if self.size > 1 else None
         device = devices.of(numbers.device)
         if not device.lags:

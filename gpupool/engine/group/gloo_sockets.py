@@ -36,10 +36,8 @@ _proved: set[tuple[int, Ends]] = set()  # with the inode of the socket
 
 @contextlib.contextmanager
 def gloo_connections() -> Iterator[Sequence[socket.socket]]:
-    """Every connection that gloo holds in this process; none where /proc does not show them.
-
-    They are duplicates, closed at the end: gloo may close its own at any moment.
-    """
+    """Duplicates of every connection that gloo holds in this process: it may close its own at any
+    moment. None where /proc does not show them."""
     connections: list[socket.socket] = []
     with contextlib.ExitStack() as held:
         for fd in os.listdir("/proc/self/fd"):
@@ -95,11 +93,8 @@ def shut_connections_to(address: str) -> None:
 
 
 def ends_of(connection: socket.socket) -> Ends:
-    """Both ends; in IPv6, which is for torch's store the rule, an address of IPv4 is the same.
-
-    Raises:
-        OSError: the connection is over.
-    """
+    """Both ends, or an OSError if it is over. An address of IPv4 is the same in IPv6, which torch's
+    store has."""
     pair = connection.getsockname(), connection.getpeername()
     here, there = (":".join(map(str, end[:2])).removeprefix("::ffff:") for end in pair)
     return here, there
@@ -116,10 +111,7 @@ def claim(key: str) -> str:
 
 
 def refuse_unclaimed(key: str, claims: Iterable[str]) -> None:
-    """Shut the connections whose other ends no member has claimed.
-
-    Args:
-        claims: what members have said, which is believed if it is signed with `key`.
+    """Shut the connections whose other ends are in none of the `claims` that are signed with `key`.
 
     Raises:
         RuntimeError: there was one. It names the address.
@@ -137,7 +129,11 @@ def refuse_unclaimed(key: str, claims: Iterable[str]) -> None:
         known = {one for one in live if marks[one] in _proved or marks[one][1] in claimed}
         strange = {one: marks[one][1][1] for one in live if one not in known}
         for one in strange:
-            _shut(one)
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+                # leave nothing in it that a later group could read: it is over
+                while one.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
+                    pass
         _proved.clear()
         _proved.update(marks[one] for one in known)
     if strange:
@@ -155,14 +151,6 @@ def is_over(connection: socket.socket) -> bool:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except OSError as error:
         return not isinstance(error, BlockingIOError)
-
-
-def _shut(connection: socket.socket) -> None:
-    """Shut it, and leave nothing in it that a later group could read: it is over."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-        while connection.recv(_MANY_BYTES, socket.MSG_DONTWAIT):
-            pass
 
 
 def _signature(key: str, text: str) -> str:

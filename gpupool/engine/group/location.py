@@ -44,7 +44,6 @@ _counts = ""  # of collectives begun and over, when they were looked at last; an
 
 
 def forget_before() -> None:
-    """Collectives that were called until now are over: the group has been formed again."""
     global _formed_ns
     _formed_ns = time.time_ns()
 
@@ -75,7 +74,7 @@ def locate(glance: bool = False) -> Location:
         function=function,
         cpu_s=time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0)),
         queued=bool(pending and pending[0]["queued"]),
-        idle=calls.is_over() or own == frames,
+        idle=calls.current() is None or own == frames,
         last=tuple(_collective(entry) for entry in entries if entry["retired"]),
     )
 
@@ -84,7 +83,7 @@ def locate(glance: bool = False) -> Location:
 
 
 def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
-    """The outermost public function of torch.distributed that the main thread is in."""
+    """The outermost public one of torch.distributed."""
     for frame in reversed(frames):
         file, name = frame.f_code.co_filename, frame.f_code.co_name
         if file == _DISTRIBUTED and not name.startswith("_"):

@@ -112,8 +112,6 @@ def _on_device(numbers: Sequence[Number], device: torch.device) -> Tensor:
     if not tensors:
         return made
     there = torch.stack([one.to(device, torch.float64) for one in tensors])
-    if len(tensors) == len(numbers):
-        return there
     where = [i for i, one in enumerate(numbers) if isinstance(one, Tensor)]
     places = torch.tensor(where, device="cpu").to(device, non_blocking=True)
     return made.index_copy_(0, places, there)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from io import StringIO
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpupool.core.wire.output import PIECES
 
@@ -34,12 +34,12 @@ Take = Callable[[bytes], tuple[str, dict[str, Any], str]]
 """What makes text of what was written to a descriptor: stream, call and text."""
 
 
-class Piece:
+class Piece(NamedTuple):
     """Text that was written to one stream during one call."""
 
-    def __init__(self, name: str, parent: dict[str, Any]) -> None:
-        self.name, self.parent = name, parent
-        self.buffer = StringIO()
+    name: str
+    parent: dict[str, Any]
+    buffer: StringIO
 
 
 class Channel:
@@ -62,7 +62,6 @@ class Channel:
         pub_thread.send_multipart = self._send_in_order
 
     def write(self, name: str, parent: dict[str, Any], text: str) -> None:
-        """Receive text; what was written to the descriptors before it goes first."""
         with self._lock:
             self._read_descriptors()
             self._append(name, parent, text)
@@ -85,7 +84,6 @@ class Channel:
             sent.wait(_FLUSH_TIMEOUT_S)
 
     def is_silent_since(self, num_published: int) -> bool:
-        """Whether nothing was published since it was that many messages, nor is about to be."""
         with self._lock:
             self._read_descriptors()
             return not self._pieces and self.num_published == num_published
@@ -126,7 +124,7 @@ class Channel:
     def _append(self, name: str, parent: dict[str, Any], text: str) -> None:
         last = self._pieces[-1] if self._pieces else None
         if last is None or last.name != name or last.parent is not parent:
-            last = Piece(name, parent)
+            last = Piece(name, parent, StringIO())
             self._pieces.append(last)
         last.buffer.write(text)
         self._num_chars += len(text)
@@ -145,7 +143,6 @@ class Channel:
             self._thread.schedule(lambda: self._send_text(pieces))
 
     def _send_in_order(self, *args: Any, **options: Any) -> None:
-        """Send another message, after the text that was written before it."""
         with self._lock:
             self._read_descriptors()
             self._schedule_text()
@@ -175,12 +172,9 @@ class Channel:
 
 
 def leave_out_status(kernel: Any) -> None:
-    """Leave out what the client does not need that is calling now; others hear what they did.
-
-    ipykernel publishes "busy" before each call and "idle" after it, by which a client knows that it
-    has all output. Each costs every process on its way half a millisecond. The pool's own client
-    needs no "busy", and no "idle" after a call that has published nothing: the reply says so.
-    """
+    """Leave out what the pool's client, which is calling now, does not need: ipykernel's "busy"
+    before each call, and its "idle" after one that has published nothing, as the reply says. Each
+    costs every process on its way half a millisecond. Other clients hear what they did."""
 
     def caller() -> str:
         return str(kernel.get_parent("shell")["header"]["session"])
@@ -197,11 +191,10 @@ def leave_out_status(kernel: Any) -> None:
 
     def publish_status(status: str, channel_name: str, parent: Any = None) -> None:
         nonlocal began, is_silent
-        if channel_name != "shell" or caller() != owner:
-            publish(status, channel_name, parent)
-        elif status == "busy":
+        is_own = channel_name == "shell" and caller() == owner
+        if is_own and status == "busy":
             began, is_silent = channel.num_published, False
-        elif not is_silent:
+        elif not (is_own and is_silent):
             publish(status, channel_name, parent)
 
     kernel.do_apply, kernel._publish_status = do_apply, publish_status
@@ -209,8 +202,4 @@ def leave_out_status(kernel: Any) -> None:
 
 def encodable(text: str) -> str:
     """The text with halves of characters, which no message can hold, written as \\ud800."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="backslashreplace").decode()
-    return text
+    return text.encode(errors="backslashreplace").decode()

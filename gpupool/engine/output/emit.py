@@ -18,8 +18,7 @@ def emit(events: Sequence[Event]) -> None:
 
 
 def emit_progress(one: Progress) -> None:
-    """Send how far it is, on the first rank: the others do the same, mostly. At its end all of it
-    is done."""
+    """Send how far it is, on the first rank: the others do the same, mostly."""
     if this_rank().rank != 0 and not one.on_any_rank:
         return
     done, total = one.done, one.total or 0

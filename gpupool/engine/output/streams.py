@@ -18,11 +18,11 @@ from typing import Any
 
 import tqdm
 from ipykernel.iostream import OutStream
-from IPython.core.getipython import get_ipython
 from jupyter_client.session import extract_header
 
 from gpupool.core.wire.masking import Redactor, Secrets, redact
 from gpupool.engine.output.channel import Channel
+from gpupool.engine.shell import this_shell
 
 secrets = Secrets()  # masked in the log
 
@@ -60,7 +60,6 @@ class OrderedStream(OutStream):
         return len(string)
 
     def flush(self) -> None:
-        """Send what was written, to both streams."""
         if self._is_master_process():  # type: ignore[no-untyped-call]
             self._channel.flush()
 
@@ -76,14 +75,13 @@ class OrderedStream(OutStream):
         """Take what a script asks of its output, of which nothing makes a difference here."""
 
     def _take(self, octets: bytes) -> tuple[str, dict[str, Any], str]:
-        """What was written by code that knows nothing of calls."""
         text = self._decode(octets)
         with contextlib.suppress(OSError):
             os.write(self._original_stdstream_copy, self._redactor.feed(text).encode())
         return self.name, self._parent_header_global, text
 
     def _watch_pipe_fd(self) -> None:
-        """Receive what comes when nobody writes to the streams; a thread of ipykernel."""
+        """A thread of ipykernel."""
         if self._fid is not None:
             with contextlib.suppress(ValueError, AttributeError):
                 _give_out_lines_of_c()
@@ -91,17 +89,15 @@ class OrderedStream(OutStream):
 
 
 class _Octets(io.FileIO):
-    """`sys.stdout.buffer`: what is written goes the way of what C code writes."""
+    """`sys.stdout.buffer`, by the way of what C code writes. A wrapper that goes closes it."""
 
     def close(self) -> None:
-        """Nothing: a wrapper that goes closes it."""
+        pass
 
 
 def follow_call(parent: dict[str, Any]) -> None:
-    """What is written belongs to this call.
-
-    So does what threads, child processes and C code write later, until the next that is shown.
-    """
+    """What is written belongs to this call; also what threads, child processes and C code write
+    later, until the next that is shown."""
     global _shown
     _shown = extract_header(parent)
     for own in _streams.values():
@@ -110,8 +106,7 @@ def follow_call(parent: dict[str, Any]) -> None:
 
 def show_nothing() -> None:
     """The call that runs is the pool's own: what others write still belongs to the one before."""
-    shell: Any = get_ipython()
-    for publisher in (*_streams.values(), shell.display_pub):
+    for publisher in (*_streams.values(), this_shell().display_pub):
         publisher._parent_header_global = _shown
 
 
@@ -154,9 +149,6 @@ def draw_as_in_a_terminal() -> None:
     kernel: Any = IPythonKernel
     kernel.shell_class = type("RankShell", (ZMQInteractiveShell,), {})
     os.environ.setdefault("TTY_COMPATIBLE", "1")
-
-
-# ---- inside ----------------------------------------------------------------------------------
 
 
 _streams: dict[str, OrderedStream] = {}

@@ -1,12 +1,5 @@
 """`gpupool.monitor`: the progress of a loop of one's own. Runs on engines, and under torchrun.
 
-    with gpupool.monitor(["loss", "accuracy"], num_steps=500) as monitor:
-        for step in range(1, 501):
-            ...
-            monitor.record(step, weight=batch.num_here, loss=loss, accuracy=share_that_is_right)
-            if monitor.stop:       # true on all ranks after the same step
-                break
-
 Values stay on the device and are summed over the ranks a block of records at a time (`Sums`); the
 wish to stop travels in the same all-reduce.
 """
@@ -31,6 +24,7 @@ from gpupool.engine.group.forming import World
 from gpupool.engine.group.sums import Sums
 from gpupool.engine.output.emit import emit
 from gpupool.engine.own_loop.sharding import world_of
+from gpupool.engine.shell import this_shell
 
 REPORT_EVERY_S = 0.5
 MAX_BLOCK = 1000  # records between two reports at most
@@ -39,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class Monitor:
-    """Made by `gpupool.monitor`, which says what its arguments are."""
+    """Made by `gpupool.monitor`."""
 
     def __init__(
         self,
@@ -115,14 +109,10 @@ class Monitor:
         if error is None:
             self.close()
         elif not self._closed:
-            # Another rank may not reach its end of the block at all.
-            self._closed = True  # without the sums: other ranks may be elsewhere
-            self._send("failed", [])
-
-    # ---- inside --------------------------------------------------------------------------
+            self._closed = True
+            self._send("failed", [])  # without the sums: other ranks may never come here
 
     def _report(self, status: str) -> None:
-        """Send the records since the last report, with their means; all ranks learn of a stop."""
         records, self._records = self._records, []
         rows: list[Row] = []
         if records:
@@ -195,9 +185,7 @@ def monitor(
 
 def _way_out() -> Callable[[MonitorEvent], None]:
     """To the notebook, from a cell on a pool; elsewhere to stderr."""
-    if "GPUPOOL_RANK" in os.environ:
-        from IPython.core.getipython import get_ipython
-
-        if get_ipython() is not None:  # else this is a process that an engine has started
-            return lambda event: emit([event])
+    # without a shell this is a process that an engine has started
+    if "GPUPOOL_RANK" in os.environ and this_shell() is not None:
+        return lambda event: emit([event])
     return MonitorLines(sys.stderr)

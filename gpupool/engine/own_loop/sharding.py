@@ -1,10 +1,5 @@
 """What `train()` is made of, for loops of one's own. Runs on engines, and under plain torchrun.
 
-In a `%%spmd` cell, on every rank:
-
-    import gpupool
-    from torch.nn.parallel import DistributedDataParallel
-
     parallel = DistributedDataParallel(model)
     for epoch in range(1, 11):
         for batch in gpupool.shard_batches(dataset, 128, epoch=epoch):
@@ -13,8 +8,7 @@ In a `%%spmd` cell, on every rank:
             gpupool.weighted_loss(loss, batch).backward()
             optimizer.step()
 
-Every sample comes once an epoch, on one rank, and the gradients are those of one process with the
-whole batches, whatever the number of ranks.
+Every sample comes once an epoch, on one rank, and the gradients are those of one process.
 """
 
 from __future__ import annotations
@@ -39,15 +33,9 @@ from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.numerics.batch_norm import counting
 from gpupool.engine.process import this_rank
 
-Shuffle = Literal["every-epoch", "once", "never"]
-
 
 def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> World:
-    """This process among those of a group; None means all of them, as everywhere in torch.
-
-    On the device of this rank, unless given: the pool's choice, that of `LOCAL_RANK` under
-    torchrun, or the CPU. In a process of its own the same loop runs on one rank.
-    """
+    """This process among those of a group (None: all), on the device of this rank unless given."""
     if device is None and "GPUPOOL_RANK" in os.environ:
         device = torch.device(this_rank().device)
     elif device is None:
@@ -60,9 +48,7 @@ def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None
 
 @dataclass(frozen=True, slots=True)
 class ShardedBatches:
-    """The global batches of an epoch, of each of which this rank gets its share: see
-    `shard_batches`. `len()` counts the batches: they are as many on every rank.
-    """
+    """Made by `shard_batches`. `len()` counts the global batches: as many on every rank."""
 
     dataset: Dataset
     options: TrainingOptions
@@ -89,7 +75,7 @@ def shard_batches(
     *,
     epoch: int = 1,
     seed: int = 0,
-    shuffle: Shuffle | bool = "every-epoch",
+    shuffle: Literal["every-epoch", "once", "never"] | bool = "every-epoch",
     samples_done: int = 0,
     weights: Any = None,
     device: torch.device | None = None,

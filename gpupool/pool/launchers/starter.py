@@ -40,7 +40,7 @@ NEEDED = (
 LATE = (
     "stack_data",
     "gpupool.engine.training.loop",
-    "gpupool.engine.inference",
+    "gpupool.engine.jobs",
 )
 # Variables that an interpreter and torch read while they start: a change needs a new starter.
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH")

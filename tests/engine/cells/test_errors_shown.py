@@ -46,14 +46,14 @@ def shown(error: SpmdError) -> str:
     return plain("\n".join(error._render_traceback_()))
 
 
+def first_traceback(error: SpmdError) -> str:
+    return plain(error.first.traceback)
+
+
 def places(error: SpmdError) -> list[tuple[str, int]]:
     """The (cell or file, line) of each frame that is shown, from the outermost on."""
     found = re.findall(r"(Cell In\[\d+\]|File \S+?)(?:, line |:)(\d+)", first_traceback(error))
     return [(place, int(line)) for place, line in found]
-
-
-def first_traceback(error: SpmdError) -> str:
-    return plain(error.first.traceback)
 
 
 # ---- where -----------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ def test_long_texts_are_cut_and_the_counts_stay_in_sight(fails: Fails) -> None:
             "Bad: <no message: its __str__ raised RuntimeError>",
         ),
         ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v; a note"),
+        (r"raise ValueError('half \ud800 character')", r"ValueError: half \ud800 character"),
     ],
 )
 def test_strange_exceptions_arrive_and_the_engine_goes_on(
@@ -155,17 +156,14 @@ def test_strange_exceptions_arrive_and_the_engine_goes_on(
     error = fails(source)
     assert str(error).startswith(f"{told} (the same on 2 of 2 ranks; Cell In[12], line ")
     assert not frames_of_ours(shown(error))
+    error.first.traceback.encode()  # as a page has it
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
-
-
-# ---- waiting ---------------------------------------------------------------------------------
 
 
 def test_a_cell_that_waits_can_be_interrupted_and_the_one_before_it_goes_on(
     run: Callable[..., SpmdRun], tmp_path: Path
 ) -> None:
-    go = tmp_path / "go"
-    first = run(f"{until_there(go)}\nrank", 5)
+    first = run(f"{until_there(go := tmp_path / 'go')}\nrank", 5)
     second = run("never = 1", 6)
     with raises(StillRunningError, "cell In[6] ", " 0.1 s"):
         second.result(timeout=0.1)

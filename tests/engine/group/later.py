@@ -25,16 +25,14 @@ class Later(Device):
         self.failure: RuntimeError | None = None
 
     def is_done(self) -> bool:
-        """As CUDA, which reports an error to whoever asks next."""
         if not self.done.is_set():
             return False
         error, self.failure = self.failure, None
-        if error is not None:
+        if error is not None:  # as CUDA, which reports an error to whoever asks next
             raise error
         return True
 
     def counter(self) -> Counter:
-        """One that the device does not come to."""
         return _Stuck()
 
 

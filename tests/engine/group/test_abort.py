@@ -1,4 +1,7 @@
-"""An abort that takes its time, as NCCL's does: once for each group, and all others wait for it."""
+"""An abort that takes its time, as NCCL's does: once for each group, and all others wait for it.
+
+The groups are of a back end that torch is given in its own way, in Python. It communicates nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,51 @@ from gpupool.data import device as devices
 from gpupool.engine.cells import torchrun
 from gpupool.engine.group import abort, forming
 from gpupool.engine.group.abort import abort_collectives, finish_aborts
-from tests.engine.group import slow_backend
 from tests.engine.group.later import Later
 from tests.engine.group.torch_ranks import run_ranks
+
+
+class SlowGroup(dist.ProcessGroup):
+    """Its abort begins (`has_begun`), and ends when `may_end` is set.
+
+    `num_aborts` were called. `met` names what was called in the middle of one: two calls that free
+    one communicator of NCCL at a time crash.
+    """
+
+    def __init__(self, rank: int, size: int, name: str) -> None:
+        super().__init__(rank, size)
+        self._name, self.num_aborts, self.met = name, 0, list[str]()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def abort(self) -> None:
+        self.num_aborts += 1
+        self._note("abort")
+        self.has_begun.set()
+        self.may_end.wait()
+
+    def shutdown(self) -> None:
+        """What `destroy_process_group` calls."""
+        self._note("shutdown")
+
+    def _note(self, call: str) -> None:
+        if self.has_begun.is_set() and not self.may_end.is_set():
+            self.met.append(call)
+
+
+def slow_group() -> SlowGroup:
+    """A sub-group of the one rank that there is."""
+
+    def make(options: Any, _: object) -> SlowGroup:
+        return SlowGroup(options.group_rank, options.group_size, options.group_id)
+
+    dist.Backend.register_backend("slow", make, extended_api=True, devices=["cpu"])
+    group = dist.new_group(backend="slow")
+    assert isinstance(group, SlowGroup)
+    return group
 
 
 def in_threads(*works: Any) -> list[threading.Thread]:
@@ -26,7 +71,7 @@ def in_threads(*works: Any) -> list[threading.Thread]:
 
 
 def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
-    group = slow_backend.new_group()
+    group = slow_group()
     held, seen = weakref.ref(group), list[bool]()
 
     def note() -> None:
@@ -61,7 +106,7 @@ def leave(rank: int, how: str) -> bool:
         devices.put(device)
         go_on = device.done.set
     else:
-        group = slow_backend.new_group()
+        group = slow_group()
         abort_collectives()
         go_on, met = group.may_end.set, group.met
     (thread,) = in_threads(forming.leave if how == "left" else dist.destroy_process_group)

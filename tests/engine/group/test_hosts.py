@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,18 +33,6 @@ def listeners() -> set[int]:
     """The ports where this process listens: gloo's, and those of stores."""
     found = psutil.Process().net_connections(kind="tcp")
     return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
-
-
-def knock(port: int) -> int:
-    """Have a process connect, and say nothing; its pid."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with socket.create_connection(("127.0.0.1", port)):
-                time.sleep(60)
-        finally:
-            os._exit(0)
-    return pid
 
 
 def total(group: Any = None) -> float:
@@ -93,13 +79,12 @@ def with_a_guest(rank: int, folder: Path | None) -> tuple[str, str, list[float]]
     if rank == 0:
         server = 0 if folder else int(plan.store.rpartition(":")[2])
         (port,) = listeners() - {server}
-        pid = knock(port)
+        guest = socket.create_connection(("127.0.0.1", port))  # and says nothing
         until(lambda: len(ends()) == 3, 10.0, "gloo's taking the connection")
         ((_, address),) = ends() - before
     said = error_of(dist.new_group)
     if rank == 0:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        guest.close()
     sums = [total(), total(dist.new_group([0, 1, 2]))]
     dist.new_group([1, 2])  # its members have connections to one that is no member
     dist.destroy_process_group()

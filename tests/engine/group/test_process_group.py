@@ -98,9 +98,9 @@ def test_what_torchrun_sets_is_set(pool: Pool) -> None:
         "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE "
         "MASTER_ADDR TORCHELASTIC_RESTART_COUNT"
     )
-    found = pool.run(f"import os; [os.environ[name] for name in {names.split()}]")
+    found = pool.run(f"import os, sys; [os.environ[name] for name in {names.split()}]")
     assert found[1] == ["1", "1", "2", "2", "0", "1", "127.0.0.1", "0"]
-    ports = pool.run("import os; int(os.environ['MASTER_PORT'])")
+    ports = pool.run("int(os.environ['MASTER_PORT'])")
     assert ports[0] == ports[1] > 1023
-    assert dict(pool.run("import sys; sys.argv, __name__")) == both((["notebook"], "__main__"))
-    assert dict(pool.run("dist.is_torchelastic_launched()")) == both(True)
+    found = pool.run("sys.argv, __name__, dist.is_torchelastic_launched()")
+    assert dict(found) == both((["notebook"], "__main__", True))

@@ -74,13 +74,10 @@ def test_after_a_failed_loop_its_tensors_are_said_to_be_unfinished(behind: Pool)
 LATER = "import threading\nlag.done.clear()\nthreading.Timer(0.5, lag.done.set).start()"
 
 
-def test_a_cell_ends_when_its_device_does(behind: Pool) -> None:
+def test_a_cell_ends_when_its_device_does_and_has_its_error(behind: Pool) -> None:
     behind.run(LATER)
     found = behind.begin("lag.done.is_set()", **NOT_WAITING).result()
     assert [reply.text for reply in found.values()] == ["True", "True"]
-
-
-def test_an_error_of_the_device_is_that_of_the_cell_that_gave_the_work(behind: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         behind.run(f"lag.failure = RuntimeError('device-side assert')\n{LATER}")
     assert caught.value.first.evalue == "device-side assert"

@@ -179,25 +179,22 @@ def test_without_a_pool_a_monitor_writes_lines(capsys: pytest.CaptureFixture[str
     assert last.startswith("Alone: finished, step 2 of 2, loss 0.25, ")
 
 
-def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: Pools) -> None:
-    def statistics() -> list[float]:
-        model = gpupool.sync_batch_norm(torch.nn.BatchNorm1d(8, dtype=torch.float64))
-        for batch in gpupool.shard_batches(samples(2, torch.float64), 2):
-            model(batch.inputs)
-        return [*model.running_mean.tolist(), *model.running_var.tolist()]
+def statistics() -> list[float]:
+    model = gpupool.sync_batch_norm(torch.nn.BatchNorm1d(8, dtype=torch.float64))
+    for batch in gpupool.shard_batches(samples(2, torch.float64), 2):
+        model(batch.inputs)
+    return [*model.running_mean.tolist(), *model.running_var.tolist()]
 
-    alone = pools[1].run(statistics)[0]
-    for rank_has in pools[3].run(statistics).values():
+
+def measured() -> dict[str, float]:
+    metrics = gpupool.Metrics(["accuracy", "f1"])
+    for batch in gpupool.shard_batches(samples(7, torch.float64), 2, shuffle=False):
+        metrics.update(network(torch.float64)(batch.inputs), batch)
+    return metrics.compute()
+
+
+@pytest.mark.parametrize("found", [statistics, measured])
+def test_batch_norms_and_metrics_do_not_count_the_stand_in(pools: Pools, found: Any) -> None:
+    alone = pools[1].run(found)[0]
+    for rank_has in pools[3].run(found).values():
         assert rank_has == pytest.approx(alone, abs=1e-12)
-
-
-def test_metrics_are_those_of_one_process(pools: Pools) -> None:
-    def measured() -> dict[str, float]:
-        metrics = gpupool.Metrics(["accuracy", "f1"])
-        for batch in gpupool.shard_batches(samples(7, torch.float64), 2, shuffle=False):
-            metrics.update(network(torch.float64)(batch.inputs), batch)
-        return metrics.compute()
-
-    alone = measured()
-    for values in pools[3].run(measured).values():
-        assert values == pytest.approx(alone, abs=1e-12)
