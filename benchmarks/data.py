@@ -3,7 +3,6 @@
     python -m benchmarks.data [--images 1024] [--rounds 3] [--latency-ms 50] [--engines 1 2]
                               [--keys 50000]
 
-
 The objects are photographs of 30-110 KB on a SeaweedFS server of this machine, which is asked
 directly and through a proxy that adds the latency to every first byte. Where the machine has two
 cores or more, the clients have one for themselves and the servers the others: the ceiling is then

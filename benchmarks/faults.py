@@ -19,8 +19,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -210,15 +209,6 @@ def meet(subject: Gpupool | Plain, fault: Fault, number: int, seen: Seen) -> Non
     seen.error_s.append(ended and ended - began)
     seen.sum_s.append(summed and summed - began)
     seen.kept.append(subject.kept(100 * number))
-
-
-@contextmanager
-def closing(subject: Plain) -> Iterator[Plain]:
-    """The same as `contextlib.closing`, with the type that type checkers see."""
-    try:
-        yield subject
-    finally:
-        subject.close()
 
 
 def run(reps: int, peer_reps: int, limit_s: float) -> dict[str, tuple[Seen, Seen]]:

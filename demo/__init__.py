@@ -1,1 +1,1 @@
-"""A real S3 server and real photographs for `make demo` and the tests; not in the wheel."""
+"""The notebooks executed, real photographs, and what docs/ is made of; not in the wheel."""

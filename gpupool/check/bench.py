@@ -24,7 +24,6 @@ Unharmed = Callable[..., float]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where: the options of `gpupool.start`, as JSON."""
     parser.addoption("--where", type=json.loads, default={"device": "cpu", "n": 2})
 
 
@@ -45,7 +44,6 @@ def where(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def start(where: dict[str, Any]) -> Pool:
-    """Start the pool; without one there is nothing to try."""
     try:  # the limit: on a machine whose driver and file system have slept
         return gpupool.start(
             **where, hang_after_s=HANG_AFTER_S, timeout_s=180.0, idle_timeout="10m"
@@ -65,7 +63,6 @@ def pool(where: dict[str, Any]) -> Iterator[Pool]:
 
 @pytest.fixture
 def on_gpus(pool: Pool) -> bool:
-    """Whether every rank has a GPU."""
     return all(rank.gpu is not None for rank in pool.ranks)
 
 
@@ -79,17 +76,14 @@ def last(pool: Pool) -> int:
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Tell:
-    """What a promise that is kept tells."""
     record_property("promise", request.function.__doc__)
     return lambda text: record_property("found", text)
 
 
 @pytest.fixture
 def unharmed(pool: Pool) -> Unharmed:
-    """Fails if the group sums wrongly, or a rank but `replaced` has lost its process or variable.
-
-    Gives the seconds until the group works.
-    """
+    """Fails if the group sums wrongly, or a rank but `replaced` has lost its process or variable;
+    gives the seconds until the group works."""
     pool.run("kept = rank")
     before = dict(pool.status().pids)
 

@@ -16,12 +16,10 @@ from torch import nn
 
 
 def rank_device() -> torch.device:
-    """The GPU that this rank sees, or the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has computed what it was given."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 
@@ -77,7 +75,6 @@ def queue_work() -> float:
 
 
 def seconds_to_finish() -> float:
-    """How long the device still computes what it was given before."""
     began = time.perf_counter()
     finish(rank_device())
     return time.perf_counter() - began

@@ -47,7 +47,6 @@ files.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix)["KeyCount"]"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what the command can be given."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="slurm, or a table of gpupool.toml")
     parser.add_argument("url", nargs="?", metavar="s3://...", help="list this on each host of NAME")
     where = parser.add_mutually_exclusive_group()
@@ -93,10 +92,7 @@ def _machine() -> str:
 
 
 def _run_stages(name: str, url: str | None) -> int:
-    """Start a pool on `name`, try it and stop it: a line for each stage, up to one that fails.
-
-    The first rank of each host lists a page of `url`. Gives the exit status.
-    """
+    """A line for each stage, up to one that fails; gives the exit status."""
     stages, began = iter(STAGES), time.monotonic()
     try:
         for found in _tried(name, url):
@@ -136,11 +132,7 @@ def _tried(name: str, url: str | None) -> Iterator[str]:
 
 
 def all_reduced(pool: gpupool.Pool, num_mib: int) -> str:
-    """How fast ranks sum so much, in words: on one rank nothing travels.
-
-    Raises:
-        PoolError: sums are wrong.
-    """
+    """How fast ranks sum so much, in words: on one rank nothing travels. PoolError: wrong sums."""
     from gpupool.check import cells
 
     found = pool.run(cells.sums, num_mib, timeout_s=300.0)

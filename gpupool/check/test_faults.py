@@ -59,7 +59,6 @@ while True: time.sleep(0.05)
 def _begun(
     pool: Pool, source: str, on_notice: Callable[[str | None], None] = lambda text: None
 ) -> Any:
-    """A cell that runs on all ranks."""
     return pool.begin(
         f"import time\n{source}",
         ranks=range(pool.world_size),

@@ -37,7 +37,6 @@ def _convolutions() -> nn.Module:
 
 
 def _apart(one: nn.Module, other: nn.Module) -> float:
-    """The largest difference of two networks' numbers."""
     first, second = (
         torch.cat([value.double().flatten() for value in model.state_dict().values()])
         for model in (one, other)

@@ -93,10 +93,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _compiled(source: str, transform: Transform) -> tuple[ast.Module, CodeType] | None:
-    """A cell with what its magics run before each of them; None if it is not Python.
-
-    As IPython compiles it: an `await` outside of functions is no error.
-    """
+    """A cell with what its magics run before each of them; None if it is not Python."""
     try:
         tree = ast.parse(transform(source))
         for node in list(ast.walk(tree)):

@@ -33,7 +33,7 @@ _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 @dataclass(frozen=True, slots=True)
 class CellReport:
-    """How a finished cell went, for a view to draw. Either `result` or `error` is there."""
+    """How a finished cell went. Either `result` or `error` is there."""
 
     outputs: Mapping[int, RankOutput]
     elapsed_s: float
@@ -46,8 +46,6 @@ States = Callable[[], Mapping[int, str]]  # rank -> "running", "in all_reduce" o
 
 
 class View(Protocol):
-    """Shows a cell while it runs and when it has ended."""
-
     def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """A piece of output; called in a background thread."""
 
@@ -63,11 +61,9 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
-    """Where a cell's variables come from and go to: the notebook's namespace.
-
-    `transform` makes Python of IPython's syntax. With `at_once` the names that the cell assigns
-    are bound when it starts, not when its result is asked for.
-    """
+    """The namespace where a cell's variables come from and go to. `transform` makes Python of
+    IPython's syntax. With `at_once` the names that the cell assigns are bound when it starts, not
+    when its result is asked for."""
 
     names: dict[str, Any]
     transform: Callable[[str], str]
@@ -139,12 +135,9 @@ class SpmdRun:
     def result(self, timeout: float | None = None) -> SpmdResult:
         """One value per rank, after waiting. The output is shown when it is asked for first.
 
-        Args:
-            timeout: seconds to wait at most; None waits for the end.
-
         Raises:
             SpmdError: one or more ranks failed.
-            StillRunningError: it still runs after `timeout`, and continues.
+            StillRunningError: it still runs after `timeout` seconds, and continues.
         """
         __tracebackhide__ = True
         try:
@@ -189,7 +182,7 @@ class SpmdRun:
             self._stop_loops()
 
     def _press_stop(self) -> None:
-        """The user wants the end: a loop that asks for it ends gracefully, the rest at once."""
+        """A loop that asks for it ends gracefully, the rest at once."""
         if not self._stop_loops():
             self.interrupt()
 
@@ -263,10 +256,7 @@ def _with_reasons(error: SpmdError, left_out: Mapping[str, str]) -> SpmdError:
 
 
 def in_its_place(code: str, shell: Any) -> str:
-    """The code of a magic with an empty line for each line above it in the notebook's cell.
-
-    So the line numbers in tracebacks are those that the notebook shows.
-    """
+    """The code of a magic, below empty lines: tracebacks number its lines as the notebook does."""
     # IPython stores a cell before it runs it, so the last one is the running one.
     history = getattr(shell.history_manager, "input_hist_raw", None) or [""]
     cell = str(history[-1]).rstrip("\n")

@@ -32,10 +32,8 @@ def normal(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that said the same; `text` is what the first of them said.
-
-    `alike`: the others differ from it, but only in addresses, process ids and times.
-    """
+    """Ranks that said the same; `text` is what the first of them said. `alike`: the others differ
+    from it, but only in addresses, process ids and times."""
 
     ranks: tuple[int, ...]
     text: str
@@ -43,10 +41,8 @@ class Group:
 
 
 def fold(texts: Mapping[int, str], *, alike: bool = False) -> list[Group]:
-    """The texts by rank with equal ones together, the largest group first, then by first rank.
-
-    With `alike`, texts are equal that differ only in addresses, process ids and times.
-    """
+    """The texts by rank with equal ones together, or `alike` ones: see `Group`. The largest group
+    comes first, of equal ones that with the first rank."""
     # Each text once: with 64 ranks that is one mostly.
     forms = {text: normal(text) if alike else text for text in {*texts.values()}}
     ranks: dict[str, list[int]] = {}
@@ -62,10 +58,8 @@ def fold(texts: Mapping[int, str], *, alike: bool = False) -> list[Group]:
 def fold_displays(
     displays: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[tuple[tuple[int, ...], Mapping[str, Any]]]:
-    """The mime bundles that ranks displayed with equal ones together, in order of appearance.
-
-    A rank that displays the same thing twice has it twice.
-    """
+    """The mime bundles that ranks displayed with equal ones together, in order of appearance; what
+    a rank displays twice is there twice."""
     found: dict[tuple[str, int], tuple[list[int], Mapping[str, Any]]] = {}
     for rank in sorted(displays):
         seen: Counter[str] = Counter()
@@ -80,7 +74,6 @@ def fold_displays(
 
 def majority(groups: Sequence[Group]) -> Group | None:
     """The group that the others differ from: more than half of the ranks, if there is one."""
-    # The groups come sorted by size.
     if len(groups) < 2 or 2 * len(groups[0].ranks) <= sum(len(group.ranks) for group in groups):
         return None
     return groups[0]

@@ -1,7 +1,6 @@
 """Why a training is slow: a verdict from what its ranks have spent their time on. Pure; client.
 
-The thresholds are those of TraceML 0.5: from 10 % of the time a cause is worth naming, a verdict
-needs 20 steps, and a slow rank has to explain 80 % of what the others wait.
+The thresholds are those of TraceML 0.5.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Shares:
 
     @classmethod
     def of(cls, history: TrainingHistory) -> Shares:
-        """Those of a training so far; ranks no step of which was measured are left out."""
+        """Those so far; a rank no step of which was measured is left out."""
         spent = {rank: event.spent for rank, event in sorted(history.ranks.items())}
         return cls(
             {
@@ -83,7 +82,6 @@ class Diagnosis:
     `verdict` is "data", "slow rank", "communication", "too small", "validating", "saving",
     "callbacks", "balanced", or "unknown" where too little was measured. `share` (0..1) of the time
     is what its cause takes; `rank` the slow one, `cause` the phase in which it is.
-    `measured` says what it is made of, beside `shares`.
     """
 
     verdict: str
@@ -130,7 +128,6 @@ _SLOW = {
 
 
 def diagnose(history: TrainingHistory) -> Diagnosis:
-    """The verdict on a training, also on one that still runs."""
     shares, num_steps = Shares.of(history), len(history.steps)
     elapsed_s = max((sum(event.spent.values()) for event in history.ranks.values()), default=0.0)
     if num_steps < LEAST_STEPS or elapsed_s < LEAST_S or not shares.by_rank:

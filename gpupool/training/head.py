@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +31,6 @@ def replace_head(model: Module, num_classes: int) -> Module:
     require_module(model)
     if not isinstance(num_classes, int) or num_classes < 1:
         raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
-    # First of all: replacing layers of the caller's network would change it.
     changed: Any = copy_of(model)
     # The names of the outputs go with them; how inputs are normalized stays.
     give(changed, replace(info_of(model), classes=()))
@@ -40,20 +38,14 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)
         return changed  # type: ignore[no-any-return]
-    for name in _heads(changed):
-        new = _like(changed.get_submodule(name), num_classes)
-        if not name:  # the network is that layer
-            return new  # type: ignore[no-any-return]
-        # `setattr` on the parent, as a module cannot be replaced through `named_modules`.
-        parent, _, attribute = name.rpartition(".")
-        setattr(changed.get_submodule(parent), attribute, new)
+    for layer in _heads(changed):
+        _renew(layer, num_classes)
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
         changed.num_classes = num_classes
     return changed  # type: ignore[no-any-return]
 
 
 def require_module(model: object) -> None:
-    """Refuse what is not a network, with a sentence."""
     from torch import nn
 
     if not isinstance(model, nn.Module):
@@ -61,8 +53,8 @@ def require_module(model: object) -> None:
         raise TrainingError(f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}")
 
 
-def _heads(model: Any) -> list[str]:
-    """The names of the last layer and of those of auxiliary classifiers with as many outputs."""
+def _heads(model: Any) -> list[Any]:
+    """The last layer, and those of auxiliary classifiers with as many outputs."""
     from torch import nn
 
     layers = {n: one for n, one in model.named_modules() if isinstance(one, (nn.Linear, nn.Conv2d))}
@@ -75,17 +67,15 @@ def _heads(model: Any) -> list[str]:
     if not names:
         raise TrainingError(f"{type(model).__name__} has no linear layer, or convolution.")
     head = layers[names[-1]]
-    beside = [n for n in layers if n not in main and type(layers[n]) is type(head)]
-    return [names[-1], *(n for n in beside if len(layers[n].weight) == len(head.weight))]
+    beside = [one for n, one in layers.items() if n not in main and type(one) is type(head)]
+    return [head, *(one for one in beside if len(one.weight) == len(head.weight))]
 
 
-def _like(old: Any, num_classes: int) -> Any:
-    """Another such layer, on the same device; its weights are those of a new one."""
+def _renew(layer: Any, num_classes: int) -> None:
+    """Give a layer so many outputs, and the weights of a new one, on the same device."""
     from torch import nn
 
-    new = copy.deepcopy(old)
-    setattr(new, "out_features" if isinstance(old, nn.Linear) else "out_channels", num_classes)
-    for name, tensor in old.named_parameters(recurse=False):
-        setattr(new, name, nn.Parameter(tensor.new_empty(num_classes, *tensor.shape[1:])))
-    new.reset_parameters()
-    return new
+    setattr(layer, "out_features" if isinstance(layer, nn.Linear) else "out_channels", num_classes)
+    for name, old in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, nn.Parameter(old.new_empty(num_classes, *old.shape[1:])))
+    layer.reset_parameters()

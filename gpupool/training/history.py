@@ -1,7 +1,4 @@
-"""The state of a training as the client sees it: events in, numbers and phrases out.
-
-Views (`notebook/`) read a `TrainingHistory`, and do no arithmetic beyond scaling to pixels.
-"""
+"""The state of a training as the client sees it: events in, numbers and phrases for views out."""
 
 from __future__ import annotations
 
@@ -12,13 +9,12 @@ from typing import Any
 from gpupool.core.formatting import NONE, done_of, duration, measured, number, percent
 from gpupool.core.wire import events
 
-_COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
 _KEPT = ("notice", "aside", "restarts", "ranks", "options")  # where a training begins again
 
 
 @dataclass
 class Reads:
-    """What reading the data took so far, over all ranks: the fields of `DataEvent`, summed."""
+    """The fields of `DataEvent`, summed."""
 
     num_retried: int = 0
     reason: str = ""
@@ -27,15 +23,13 @@ class Reads:
     read_by: str = ""
 
     def add(self, event: events.DataEvent) -> None:
-        """Add the next event; one without a retry has no reason, and must not erase the last."""
         self.num_retried += event.num_retried
-        self.reason = event.reason or self.reason
+        self.reason = event.reason or self.reason  # of the last that was tried again
         self.num_skipped += event.num_skipped
         self.skipped.update(event.skipped)
         self.read_by = event.read_by or self.read_by
 
     def words(self) -> list[str]:
-        """What is worth reporting, a phrase each."""
         retried = f"{many(self.num_retried, 'read')} retried"
         retried += f" ({self.reason})" if self.reason else ""
         skipped = f"{many(self.num_skipped, 'sample')} skipped"
@@ -49,13 +43,10 @@ class TrainingHistory:
     `steps[i]` is step i + 1, also of a training that has resumed; of `validations` `best` is the
     best one by `objective`. `status` is one of "starting", "training", "stopping", "finished",
     "stopped" and "failed"; `error` is the message of a failure; `notice` something to know while it
-    continues, such as that ranks hang; `aside` what happens beside the steps; `reads` what reading
-    the data took.
-
-    `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
-    one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
-    `ranks` has what each rank has reported last of how it fares, or has fared in the end.
-    `options` are those that were not the usual ones, as they are written: {"optimizer": "'adam'"}.
+    continues, such as that ranks hang; `aside` what happens beside the steps. `checkpoint` is the
+    newest one that was made, `resumed` that from which it began. `restarts` has a sentence on each
+    rank that was lost, `ranks` what each has reported last. `options` are those that were not the
+    usual ones, as they are written: {"optimizer": "'adam'"}.
     """
 
     start: events.StartEvent | None = None
@@ -76,8 +67,7 @@ class TrainingHistory:
     profile: events.ProfileEvent | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     # Kept up to date: views ask many times a second, over many thousand steps.
-    elapsed_s: float = field(default=0.0, init=False)
-    """Seconds from the start of training to the last event."""
+    elapsed_s: float = field(default=0.0, init=False)  # to the last event
     _num_samples: int = field(default=0, init=False)
     _training_s: float = field(default=0.0, init=False)  # validations left out
     _told_s: float = field(default=0.0, init=False)  # when the last step or validation was over
@@ -87,11 +77,8 @@ class TrainingHistory:
         return f"TrainingHistory({self.line()})"
 
     def to_frame(self) -> Any:
-        """The steps as a pandas DataFrame: the fields of `StepEvent`, and where there was a
-        validation validation_loss, validation_accuracy and its metrics.
-
-        It needs pandas.
-        """
+        """The steps as a DataFrame of pandas, which has to be there: the fields of `StepEvent`, and
+        where there was a validation validation_loss, validation_accuracy and its metrics."""
         import pandas
 
         rows = {step.step: asdict(step) for step in self.steps}
@@ -104,7 +91,6 @@ class TrainingHistory:
         return pandas.DataFrame(list(rows.values()) or {"step": []}).set_index("step")
 
     def add(self, event: events.Event) -> None:
-        """Add the next event."""
         match event:
             case events.StartEvent():
                 status = "stopping" if self.status == "stopping" else "training"
@@ -140,7 +126,8 @@ class TrainingHistory:
                 self.ranks[event.rank] = event
             case events.EndEvent():
                 self.end = event
-                self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"
+                is_done = event.stopped_by in ("epochs", "max_steps")
+                self.status = "finished" if is_done else "stopped"
         self.elapsed_s = max(self.elapsed_s, getattr(event, "elapsed_s", 0.0))
 
     @property
@@ -150,14 +137,12 @@ class TrainingHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
         return self.status in events.OVER
 
     @property
     def newest(self) -> events.CheckpointEvent | events.ResumeEvent | None:
-        """The newest checkpoint: one that was made, or the one that it has resumed from."""
+        """The newest checkpoint: that from which it has resumed, as long as it has made none."""
         made = [event for event in (self.checkpoint, self.resumed) if event is not None]
-        # A resumed run may fail before it has saved: then the one it came from is the newest.
         return max(made, key=lambda event: event.step, default=None)
 
     @property
@@ -230,26 +215,6 @@ class TrainingHistory:
         return "  ".join(filter(None, parts))
 
 
-# ---- what a training was, in phrases that several views share ----------------------------
-
-
-def ending(history: TrainingHistory) -> str:
-    """Why it is over, in a few words."""
-    end, start = history.end, history.start
-    if history.status == "failed":
-        return "failed"
-    if end is None or start is None:
-        return NONE
-    return {
-        "epochs": f"{many(start.num_epochs, 'epoch')} completed",
-        "max_steps": f"{many(end.step, 'step')} completed",
-        "user": "stopped by you",
-        "callback": "stopped by a callback",
-        "patience": no_improvement(history),
-        "diverged": "training diverged",
-    }.get(end.stopped_by, end.stopped_by)
-
-
 def no_improvement(history: TrainingHistory) -> str:
     """What patience has ended it for: "no improvement for 5 validations (patience)"."""
     num = history.start.patience if history.start else 0
@@ -269,12 +234,10 @@ def best_of(history: TrainingHistory) -> str:
 
 
 def after(event: events.CheckpointEvent | events.ResumeEvent | events.ValidationEvent) -> str:
-    """When it was."""
     return f"after step {number(event.step)}"
 
 
 def figure(value: float | None) -> str:
-    """A loss in four digits; a dash where there is none."""
     return NONE if value is None else f"{value:.4g}"
 
 

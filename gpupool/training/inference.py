@@ -1,7 +1,4 @@
-"""What a network says of a data set: predictions, metrics, confusions, the worst samples.
-
-Runs on the client; the ranks that train compute.
-"""
+"""What a network says of a data set, computed by the ranks that train. Runs on the client."""
 
 from __future__ import annotations
 
@@ -40,7 +37,6 @@ from gpupool.training.job import bind, of_inputs, send_job, with_targets
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# What a training and a pass over a data set have in common: how samples are read and computed.
 _OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
 
 
@@ -57,9 +53,8 @@ class Predictions(list[str]):
 
 @dataclass(frozen=True, eq=False)
 class ConfusionMatrix:
-    """How often each class was taken for each.
+    """`counts[i, j]` samples (or pixels) of class i were taken for class j: int64, shape (C, C).
 
-    `counts[i, j]` samples (or pixels) of class i were taken for class j: int64, shape (C, C).
     `classes` are the C names. Shares are NaN where nothing is to be counted.
     """
 
@@ -68,7 +63,6 @@ class ConfusionMatrix:
 
     @property
     def num_samples(self) -> int:
-        """All that have a class."""
         return int(self.counts.sum())
 
     @property
@@ -99,7 +93,6 @@ class ConfusionMatrix:
         return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in most]
 
     def summary(self) -> str:
-        """The whole in one line."""
         share = percent(self.accuracy if self.num_samples else None)
         samples = many(self.num_samples, "sample")
         return f"accuracy {share} on {samples}, {len(self.classes)} classes"
@@ -155,8 +148,8 @@ def predict(
         with several outputs a dict or list of such. Samples are their first dimension.
 
     Raises:
-        TrainingError: the input is not a network or no data, or has classes that the network does
-            not know; names of classes are asked for, and nobody knows them.
+        TrainingError: it is no network or no data set, or has classes that the network does not
+            know; or nobody knows the names that are asked for.
         OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
@@ -194,10 +187,7 @@ def evaluate(
         loss: as for `train`.
         pool, reading: as those of `predict`.
 
-    Raises:
-        TrainingError: the input is not a network or not a data set, or a metric is unknown.
-        OptionsError: an option is wrong, or does nothing here.
-        SpmdError: a rank failed.
+    Raises what `predict` raises, and TrainingError for an unknown metric.
     """
     check_metrics(metrics)
     if loss is not None:
@@ -225,10 +215,7 @@ def confusion(
         classes: names by index; unless given those of the network, of the data set, or indices.
         pool, reading: as those of `predict`.
 
-    Raises:
-        TrainingError: the input is not a network or not a data set, or `classes` are too few.
-        OptionsError: an option is wrong, or does nothing here.
-        SpmdError: a rank failed.
+    Raises what `predict` raises, and TrainingError for another number of `classes`.
     """
     dataset = with_targets(dataset, model)
     job = _job("confusion", model, dataset, reading)
@@ -240,7 +227,6 @@ def confusion(
             f"classes= has {len(classes)} names, the network has {len(total)} outputs."
         )
     known = classes or _classes_of(model, dataset)
-    # The network may have more outputs than there are names, and fewer.
     names = [str(name) for name in (*known, *range(len(known), len(total)))]
     return ConfusionMatrix(total, tuple(names[: len(total)]))
 
@@ -253,7 +239,7 @@ def worst_samples(
     pool: Pool | None = None,
     **reading: Any,
 ) -> WorstSamples:
-    """The `num` samples of a data set with the highest loss; see `TrainingResult.worst`."""
+    """See `TrainingResult.worst`."""
     from torch import nn
 
     dataset, loss = with_targets(dataset, model), chosen_loss(loss, model)
@@ -291,7 +277,7 @@ def worst_samples(
 def _job(
     what: str, model: nn.Module, dataset: Any, reading: Mapping[str, Any], **asked: Any
 ) -> InferenceJob:
-    """A pass of a network over a data set, checked; `asked` are further parts of the job."""
+    """A pass of a network over a data set, checked; `asked` are other fields of the job."""
     for name in reading:
         if name not in _OPTIONS:
             raise OptionsError(
@@ -306,7 +292,7 @@ def _job(
 def _ask(
     doing: str, job: InferenceJob, pool: Pool | None, call: Callable[[Job], Call[Value]]
 ) -> list[Value]:
-    """Have the ranks that train do a job, while a bar says `doing`; the values in their order."""
+    """The values of the ranks that train, in their order; meanwhile a bar says `doing`."""
     pool = current_pool(create=True) if pool is None else pool
     sent, ranks = send_job(pool, job), pool.training_ranks
     try:
@@ -320,9 +306,7 @@ def _ask(
 
 
 def _show(bar: Progress, rank: int, kind: OutputKind, content: Any) -> None:
-    """Have `bar` show how far the ranks are; what they print is dropped."""
     for event in content if kind is OutputKind.EVENTS else ():
-        # What a rank does besides, reading the network say, is a note in the same bar.
         if isinstance(event, ProgressEvent) and event.what == "samples":
             bar.update(event.done, event.total or None)
         elif isinstance(event, ProgressEvent):
@@ -330,7 +314,6 @@ def _show(bar: Progress, rank: int, kind: OutputKind, content: Any) -> None:
 
 
 def _outputs(job: InferenceJob, pool: Pool | None) -> Any:
-    """What the ranks have computed for every sample, in order, on the CPU."""
     import torch
 
     pool = current_pool(create=True) if pool is None else pool
@@ -352,7 +335,6 @@ def _outputs(job: InferenceJob, pool: Pool | None) -> Any:
 
 
 def _together(batches: list[Any]) -> Any:
-    """One tensor of those of the batches; likewise in dicts and lists."""
     import torch
 
     first = batches[0]
@@ -363,16 +345,12 @@ def _together(batches: list[Any]) -> Any:
     return None if first is None else torch.cat(batches)
 
 
-# ---- what they have found ------------------------------------------------------------------------
-
-
 def _classes_of(model: nn.Module, dataset: Any) -> tuple[str, ...]:
-    """The names of the outputs, as far as the network or the data know them."""
     return info_of(model).classes or class_names(dataset)
 
 
 def _main_output(outputs: Any) -> Any:
-    """What a network is about, as torchvision's and Hugging Face's name it in a dict."""
+    # As Hugging Face's networks and torchvision's name it.
     return outputs.get("logits", outputs.get("out")) if isinstance(outputs, dict) else outputs
 
 
@@ -410,7 +388,6 @@ def _words(values: Tensor, classes: tuple[str, ...]) -> list[str]:
 
 
 def _picture(dataset: Any, index: int, label: str) -> Picture:
-    """A small picture of a sample, if it is an image."""
     import torch
 
     url = dataset.name(index) if hasattr(dataset, "count_each_label") else ""  # a datastore of ours

@@ -1,7 +1,4 @@
-"""A job for the ranks: what the user gives, as data sets, checked, bound and packed.
-
-Runs on the client.
-"""
+"""A job for the ranks: what the user gives, as data sets, checked, bound and packed. Client."""
 
 from __future__ import annotations
 
@@ -12,19 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from gpupool.core.errors import OptionsError, PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.network import NetworkInfo, Scaling, in_words, info_of
-from gpupool.core.options.datasets import (
-    NO_CLASS,
-    bound,
-    class_names,
-    is_stream,
-    labels_of,
-    parts_of,
-    require_dataset,
-    with_data,
-)
+from gpupool.core.options import datasets
 from gpupool.core.options.model_facts import check_parameters, chosen_loss
 from gpupool.core.options.named_measures import CLASS_METRICS, check_loss, check_metrics
 from gpupool.core.options.training_options import TrainingOptions, check_for
@@ -44,19 +34,14 @@ if TYPE_CHECKING:
 
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _CLASS_LOSSES = ("cross_entropy", "nll", "CrossEntropyLoss", "NLLLoss")
-_PLACES = ("checkpoint", "resume", "profile")
 
 
 # ---- arrays, pictures and URLs in the place of a data set ----------------------------------------
 
 
 def with_targets(given: Any, model: nn.Module) -> Any:
-    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is, and
-    of a Constant what the ranks have.
-
-    Raises:
-        TrainingError: both have another number of samples.
-    """
+    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; of a Constant its value;
+    anything else as it is. Raises TrainingError for a pair of different lengths."""
     given = value_of(given)
     if not (isinstance(given, tuple) and len(given) == 2 and all(map(_is_array, given))):
         return given
@@ -72,25 +57,20 @@ def with_targets(given: Any, model: nn.Module) -> Any:
 
 def of_inputs(given: Any, model: nn.Module) -> Any:
     """What ranks make a data set of: tensors, lists of pictures or of their URLs, data sets.
-
-    A URL of a folder becomes a datastore, which lists it here, once; an iterator is walked through.
-    """
+    A URL of a folder becomes a datastore, which lists it here, once."""
     given = value_of(given)
-    if isinstance(given, (str, os.PathLike)):
-        if not os.fspath(given).lower().endswith(_PICTURES):
-            import gpupool
+    is_place = isinstance(given, (str, os.PathLike))
+    if is_place and not os.fspath(given).lower().endswith(_PICTURES):
+        import gpupool
 
-            return gpupool.ImageDatastore(os.fspath(given), labels=None)
-        given = [given]
-    elif _is_picture(given):
+        return gpupool.ImageDatastore(os.fspath(given), labels=None)
+    if is_place or _is_picture(given):
         given = [given]
     given = list(given) if hasattr(given, "__next__") else with_targets(given, model)
     if isinstance(given, (list, tuple)) and given:
         if all(isinstance(one, (str, os.PathLike)) for one in given):
             return [absolute(os.fspath(one)) for one in given]
         if isinstance(given[0], (int, float, list)):
-            import numpy as np
-
             given = np.asarray(given)
     return _as_tensor(given, model) if _is_array(given) else given
 
@@ -101,7 +81,6 @@ def _as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tens
     uint8 arrays (..., height, width, channels) are pictures, as of Pillow: channels come first
     then. A single picture becomes one of a batch.
     """
-    import numpy as np
     import torch
 
     if isinstance(given, torch.Tensor):
@@ -129,34 +108,26 @@ def _is_array(given: Any) -> bool:
 
 
 def _is_picture(given: Any) -> bool:
-    """Whether it is an image of Pillow, which is not imported for this."""
+    # Pillow is not imported for this.
     return any(cls.__module__ == "PIL.Image" for cls in type(given).__mro__)
 
 
 def absolute(url: str) -> str:
-    """A path as seen from any folder, as that of a rank is another; URLs stay."""
+    """A path as seen from any folder: a cell may move its rank to another. URLs stay."""
     # "::" chains file systems in fsspec's URLs, as in "zip::s3://...".
     return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
-
-
-# ---- a training ----------------------------------------------------------------------------------
 
 
 def prepared(
     model: nn.Module, dataset: Any, loss: Any, options: TrainingOptions, validation: Any
 ) -> TrainingJob:
-    """What is to be trained, as it holds on the ranks that train.
-
-    Raises:
-        TrainingError: the input cannot be trained on.
-        OptionsError: an option is wrong for it, or would do nothing.
-    """
+    """What is to be trained. Raises TrainingError for input that cannot be trained on, OptionsError
+    for an option that is wrong for it, or would do nothing."""
     dataset, validation = with_targets(dataset, model), with_targets(validation, model)
     check_input(model, dataset, loss, validation)
     check_metrics(options.metrics)
-    # Made absolute by the client, in whose folder they were written: a cell may move a rank.
-    options = with_data(with_absolute_paths(options), dataset)
-    num = None if is_stream(dataset) else len(dataset)
+    options = datasets.with_data(with_absolute_paths(options), dataset)
+    num = None if datasets.is_stream(dataset) else len(dataset)
     check_for(options, has_validation=validation is not None, num_samples=num)
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
@@ -165,17 +136,15 @@ def prepared(
 
 
 def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:
-    """Refuse what cannot be trained on any pool: see `prepared`."""
     require_module(model)
-    require_dataset("dataset", dataset)
+    datasets.require_dataset("dataset", dataset)
     if validation is not None:
-        require_dataset("validation", validation)
+        datasets.require_dataset("validation", validation)
     check_loss(loss)
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
-    """The options with relative paths made absolute; URLs stay."""
-    given = {name: getattr(options, name) for name in _PLACES}
+    given = {name: getattr(options, name) for name in ("checkpoint", "resume", "profile")}
     paths: dict[str, Any] = {
         name: absolute(value)
         for name, value in given.items()
@@ -188,14 +157,13 @@ def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
 
 
 def _matched(job: TrainingJob) -> TrainingJob:
-    """The job with the classes of its network and data matched by name; or an error."""
     known, fits = info_of(job.model), job.options.normalize == "fit"
-    names = known.classes or class_names(job.dataset)
+    names = known.classes or datasets.class_names(job.dataset)
     whose = "the network does" if known.classes else "the training data do"
-    dataset = bound(job.dataset, names, "dataset", whose)
-    validation = bound(job.validation, names, "validation", whose)
-    labels = labels_of(dataset)
-    if labels is not None and len(labels) and (labels == NO_CLASS).all():
+    dataset = datasets.bound(job.dataset, names, "dataset", whose)
+    validation = datasets.bound(job.validation, names, "validation", whose)
+    labels = datasets.labels_of(dataset)
+    if labels is not None and len(labels) and (labels == datasets.NO_CLASS).all():
         raise TrainingError(
             "the images of dataset have no labels, and training needs them: see labels= of "
             "gpupool.ImageDatastore."
@@ -213,17 +181,14 @@ def _matched(job: TrainingJob) -> TrainingJob:
 
 
 def bind(job: InferenceJob, what: str) -> InferenceJob:
-    """The job with its data as the network counts its classes; what has no names is left as it is.
-
-    Raises:
-        TrainingError: the data have classes that the network does not know.
-        OptionsError: they have another normalization.
+    """The job with its data as the network counts its classes; what has no names stays as it is.
+    Raises TrainingError for classes that it does not know, OptionsError for another normalization.
     """
     known, dataset = info_of(job.model), job.dataset
-    names, ours = class_names(dataset), known.normalization
+    names, ours = datasets.class_names(dataset), known.normalization
     # Pictures below one folder that is no class are new ones, to be predicted.
     if not (what == "predict" and len(names) == 1 and names[0] not in known.classes):
-        dataset = bound(dataset, known.classes, "dataset", "the network does")
+        dataset = datasets.bound(dataset, known.classes, "dataset", "the network does")
     own = None if ours is None else _check_scaling("dataset", dataset, "the network", ours)
     # Tensors and new pictures are raw, and so are data like those of a training on raw ones;
     # other data sets with classes may be normalized in their own way.
@@ -246,7 +211,7 @@ def _scaling_of(dataset: Any) -> Scaling | None:
     if found is not None:
         mean, std = found
         return tuple(map(float, mean)), tuple(map(float, std))
-    asked = {_scaling_of(part) for part in parts_of(dataset)}
+    asked = {_scaling_of(part) for part in datasets.parts_of(dataset)}
     return asked.pop() if len(asked) == 1 else None
 
 
@@ -263,17 +228,14 @@ def _check_scaling(what: str, dataset: Any, whose: str, ours: Scaling | None) ->
 
 
 def _num_outputs(dataset: Any, loss: Any) -> int:
-    """How many outputs a loss over classes needs, as far as no sample has to be read for it.
-
-    0 for another loss, and where only the samples show it.
-    """
+    """How many outputs a loss over classes needs; 0 for others, and where only samples show it."""
     if (loss if isinstance(loss, str) else type(loss).__name__) not in _CLASS_LOSSES:
         return 0
-    num_names, labels = len(class_names(dataset)), labels_of(dataset)
+    num_names, labels = len(datasets.class_names(dataset)), datasets.labels_of(dataset)
     if labels is None:
         return num_names
-    ignored = getattr(loss, "ignore_index", NO_CLASS)
-    counted = labels[(labels != ignored) & (labels != NO_CLASS)]
+    ignored = getattr(loss, "ignore_index", datasets.NO_CLASS)
+    counted = labels[(labels != ignored) & (labels != datasets.NO_CLASS)]
     # On a GPU it would cost the rank.
     if len(counted) and counted.min() < 0:
         raise TrainingError(
@@ -287,11 +249,8 @@ def _num_outputs(dataset: Any, loss: Any) -> int:
 
 
 class SentJob(NamedTuple):
-    """A job that ranks can read.
-
-    `contents` keep its memory, whatever becomes of the data in the notebook meanwhile, until they
-    are cleared; `constants` are those that it refers to, and that ranks have to have.
-    """
+    """What ranks read. `contents` keep its memory until they are cleared, whatever becomes of the
+    data in the notebook; `constants` are those that it refers to."""
 
     wire: Job
     contents: list[Stored | None]
@@ -305,10 +264,7 @@ class SentJob(NamedTuple):
 
 def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
     """Pack a job into memory that ranks map; that of its data sets stays while these live.
-
-    Raises:
-        TrainingError: a part of it cannot be packed, and which; or there is too little memory.
-    """
+    Raises TrainingError where a part cannot be packed, or there is too little memory."""
     parcels, buffers = pool.variables.parcels, pool.variables.buffers
 
     def packed(part: object) -> JobPacker:
@@ -328,8 +284,8 @@ def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
         wire, contents = buffers.pack(packer, "the network and the data set")
     except PoolError as error:
         raise TrainingError(f"the data set cannot be sent: {error}") from None
-    datasets: tuple[Any, ...] = (job.dataset, getattr(job, "validation", None))
-    for dataset in datasets:
+    used: tuple[Any, ...] = (job.dataset, getattr(job, "validation", None))
+    for dataset in used:
         while type(dataset).__name__ == "Subset":  # whose data are those of the whole
             dataset = dataset.dataset
         buffers.keep(dataset, contents[: packer.num_data])

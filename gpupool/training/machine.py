@@ -30,8 +30,7 @@ def examine(pool: Pool, url: str = "") -> Table:
     """Look at the GPUs and who else uses them, cores, shared memory, and how fast ranks exchange
     gradients; with `url` of a folder also how fast they read, with the pool's keys.
 
-    Raises PoolError if the ranks have something else to do, OptionsError for a URL with a password,
-    SpmdError if a rank fails, as where it cannot read.
+    Raises SpmdError if a rank fails, as where it cannot read.
     """
     shown = without_passwords(url)
     if shown != url:  # it would stand in a rank's traceback

@@ -15,7 +15,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.doctor import Diagnosis, Shares, diagnose
-from gpupool.training.history import TrainingHistory, after, best_of, ending, figure
+from gpupool.training.history import TrainingHistory, after, best_of, figure, many, no_improvement
 from gpupool.training.inference import WorstSamples, predict, worst_samples
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class TrainingResult:
     transform: Any = field(default=None, repr=False)
     """What pictures go through in `predict`; None: only their size is changed."""
     validation: Any = field(default=None, repr=False)
-    """The data set that was validated on; None without, and in a copy that was pickled."""
+    """The data set that was validated on; None without, in a copy that was pickled, and in another
+    result of the same run."""
     loss: Any = field(default="auto", repr=False)
-    """What was minimized."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A data set may be large, and a loss a function that cannot be pickled.
@@ -124,14 +124,12 @@ class TrainingResult:
             loss: a name or module of torch, where that of the training is none.
             options: as those of `predict`.
 
-        Raises:
-            TrainingError: there was no validation and no data set is given; it is a stream; the
-                loss is none of torch.
+        Raises TrainingError without a data set, for a stream, and for a loss that is none of torch.
         """
         dataset = self.validation if dataset is None else dataset
         if dataset is None:
             raise TrainingError(
-                "result.worst() looks at the validation data, and this training had none: give a "
+                "result.worst() looks at the validation data, and this result has none: give a "
                 "data set, as result.worst(16, dataset=data)."
             )
         # The samples are read as in the training, unless something else is asked for.
@@ -170,12 +168,19 @@ class TrainingResult:
 
     @property
     def headline(self) -> str:
-        """How it ended, in a line."""
         history = self.history
-        return f"{history.status}, {ending(history)}, in {duration(history.elapsed_s)}"
+        num_epochs = history.start.num_epochs if history.start else 0
+        why = {
+            "epochs": f"{many(num_epochs, 'epoch')} completed",
+            "max_steps": f"{many(len(history.steps), 'step')} completed",
+            "user": "stopped by you",
+            "callback": "stopped by a callback",
+            "patience": no_improvement(history),
+            "diverged": "training diverged",
+        }.get(self.stopped_by, NONE)
+        return f"{history.status}, {why}, in {duration(history.elapsed_s)}"
 
     def rows(self) -> Rows:
-        """What was trained, how, and what came of it: a table of (label, value)."""
         history, best = self.history, self.best
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         unit = history.start.unit if history.start else "samples"
@@ -211,13 +216,11 @@ def measured_by(event: StepEvent | ValidationEvent) -> Rows:
 
 
 def in_words(values: Rows) -> str:
-    """The values in a line."""
     return ", ".join(f"{name} {value}" for name, value in values)
 
 
 def picture_transform(validation: Any) -> Any:
-    """What a single picture goes through: the transform of a datastore of images that was
-    validated on, or of what it is a part of; None without."""
+    """The transform of a datastore of images, or of that which it is a part of; None without."""
     while hasattr(validation, "dataset") and hasattr(validation, "indices"):
         validation = validation.dataset
     # Masks go through a transform together with their images.
@@ -241,8 +244,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
         trainings: what `train` has given: results, or runs that have not ended; or their histories.
         names: one for each; numbers unless given.
 
-    Raises:
-        TrainingError: there is none, something else is among them, or names are too few.
+    Raises TrainingError where there is none, or anything else, and for another number of names.
     """
     histories = [getattr(one, "history", one) for one in trainings]
     names = [str(n) for n in range(1, len(histories) + 1)] if names is None else names

@@ -50,14 +50,8 @@ Listener = Callable[[TrainingHistory], None]
 class TrainingRun:
     """A training that continues in the background: a future with a live history.
 
-    `run.result()` waits for it.
-
-    Args:
-        show: called with this run before the ranks start, to add listeners.
-        num_ranks: so many train, the first of those that can; 0: all of them.
-
-    Raises:
-        TrainingError: the input cannot be trained on; no rank has started.
+    `show` is called with it before the ranks start, to add listeners. So many as `num_ranks` train,
+    the first of those that can; 0: all. Raises TrainingError for input that cannot be trained on.
     """
 
     def __init__(
@@ -75,6 +69,7 @@ class TrainingRun:
         pool.wait_until_usable()
         job = prepared(model, dataset, loss, options, validation)
         self.options, self.loss, self._validation = job.options, job.loss, job.validation
+        self._transform = picture_transform(job.validation)
         self.history = TrainingHistory(options=changed(job.options))
         self._pool, self._num_ranks = pool, num_ranks
         self._ranks = pool.training_ranks[: num_ranks or None]
@@ -97,7 +92,6 @@ class TrainingRun:
             self._ranks, pool.secrets, lambda *printed: self.on_print(*printed)
         )
         self.outputs: Mapping[int, RankOutput] = self._recorder.outputs
-        """What each rank that trains has printed so far."""
         self.history.add(events.ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin()
@@ -143,11 +137,7 @@ class TrainingRun:
         second later, interrupts the ranks at once. The network is lost then, but for what is in the
         last checkpoint, which the error names.
 
-        Args:
-            tick: called every 0.1 s while waiting, in this thread.
-
-        Raises:
-            SpmdError: a rank failed.
+        `tick` is called every 0.1 s while it waits, in this thread. Raises SpmdError.
         """
         is_pressed = False
         while not self.done():
@@ -167,7 +157,7 @@ class TrainingRun:
             raise self._error
         found = self._result()
         if found is None:
-            data = picture_transform(self._validation), self._validation, self.loss
+            data = self._transform, self._validation, self.loss
             found = TrainingResult(self._model, self.history, self.options, self.outputs, *data)
             # The picture of the run stays in the notebook, and knows the run: data must not stay.
             self._result, self._validation = weakref.ref(found), None
@@ -185,7 +175,7 @@ class TrainingRun:
         return execution
 
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
-        """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
+        """Gives what those that answer within `wait_s` report of the data they wait for."""
         asked = self._pool.engines.control(Stop(self._job.wire.name, at_once), self._ranks)
         done = wait(asked.values(), timeout=wait_s).done
         found = {rank: future.result().found for rank, future in asked.items() if future in done}
@@ -317,7 +307,6 @@ class TrainingRun:
         return self._last_step > before
 
     def _with_checkpoint(self, error: BaseException) -> BaseException:
-        """The error, which names the last checkpoint if there is one."""
         newest = self.history.newest
         if newest is None or not isinstance(error, SpmdError):
             return error

@@ -1,8 +1,5 @@
 """How much faster more ranks train: the same training on 1, 2, 4 ... of the pool's. Client.
 
-    measured = gpupool.scaling(network, data, gpupool.TrainingOptions(batch_size=64))
-    measured.table()     # samples a second, speed-up, efficiency, and what each step consists of
-
 Speed-up on N ranks is X(N) / X(1), efficiency X(N) / (N X(1)), where X is samples a second: of
 "weak" scaling the same samples a rank for every N, of "strong" scaling the same batch.
 """
@@ -16,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.formatting import number, percent, rank_count, text_table
-from gpupool.core.options.checks import choose
-from gpupool.core.options.checks import number as numeric
+from gpupool.core.options import checks
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import progress
@@ -63,7 +59,6 @@ class Scaling:
     sizes: tuple[Size, ...]
 
     def speedup(self, size: Size) -> float:
-        """How many times as fast as the fewest ranks."""
         return size.rate / self.sizes[0].rate
 
     def efficiency(self, size: Size) -> tuple[float, float, float]:
@@ -89,7 +84,7 @@ class Scaling:
         return f"{said}; from {first.num_ranks} on {PHASE_WORDS[name]} takes {share}."
 
     def table(self) -> list[tuple[str, ...]]:
-        """A row for each size, as `COLUMNS` says."""
+        """A row for each size: `COLUMNS`."""
         rows = []
         for size in self.sizes:
             counts = map(number, (size.num_ranks, size.batch_size, size.rate))
@@ -122,24 +117,20 @@ def scaling(
     saved, and `network` is left as it is.
 
     Args:
-        data: as for `train`.
+        data, loss: as for `train`.
         options: how; `TrainingOptions()` if left out.
         ranks: how many, each at most as many as train in the pool; 1, 2, 4 ... and all if left out.
         mode: "weak": each rank has the share that `batch_size` gives one of the fewest;
             "strong": `batch_size` stays, and each has less.
-        loss: as for `train`.
         steps: of each training; the first 11 are not measured.
         repeats: trainings of each size.
         pool: where; the notebook's pool, which is started if none runs, unless given.
 
-    Raises:
-        OptionsError: there are not so many ranks, or too few steps.
-        TrainingError: the input cannot be trained on.
-        SpmdError: a rank failed.
+    Raises what `train` raises, and OptionsError where there are too few ranks or steps.
     """
-    choose("mode", mode, ("weak", "strong"))
-    numeric(whole=True, least=FIRST + 9)("steps", steps)
-    numeric(whole=True, least=1)("repeats", repeats)
+    checks.choose("mode", mode, ("weak", "strong"))
+    checks.number(whole=True, least=FIRST + 9)("steps", steps)
+    checks.number(whole=True, least=1)("repeats", repeats)
     pool = current_pool(create=True) if pool is None else pool
     sizes = _sizes(ranks, len(pool.training_ranks))
     options = options or TrainingOptions()
@@ -157,10 +148,9 @@ def scaling(
 
 
 def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
-    """How many ranks, the fewest first."""
     if asked is None:
         return sorted({most, *(2**i for i in range(most.bit_length()) if 2**i <= most)})
-    check = numeric(whole=True, least=1, most=most)
+    check = checks.number(whole=True, least=1, most=most)
     sizes = sorted({int(check("ranks", n)) for n in asked})
     if not sizes:
         raise OptionsError("ranks=(): name at least one number of ranks, as (1, 2).")
@@ -170,7 +160,6 @@ def _sizes(asked: Sequence[int] | None, most: int) -> list[int]:
 def _for_measuring(
     options: TrainingOptions, data: Any, batch_size: int, steps: int
 ) -> TrainingOptions:
-    """With as many epochs as the steps need, and nothing beside them."""
     per_epoch = steps if is_stream(data) else -(-len(data) // batch_size)
     epochs = -(-steps // max(1, per_epoch))
     usual: dict[str, Any] = {name: getattr(TrainingOptions(), name) for name in _USUAL}
@@ -184,11 +173,8 @@ def _measured(num_ranks: int, batch_size: int, histories: Sequence[TrainingHisto
 
 
 def _rate(history: TrainingHistory) -> float:
-    """Samples a second of the steps that are measured.
-
-    The end, which has waited for the device, is the end of the last step; a step in the middle may
-    still be under way there when the host has gone on.
-    """
+    """Samples a second of the steps that are measured. They end with the training, which has waited
+    for the device: a step in the middle may still be under way there when the host has gone on."""
     if len(history.steps) <= FIRST or history.end is None:
         raise OptionsError(
             f"the data end after {len(history.steps)} steps: scaling needs more than {FIRST}."

@@ -43,11 +43,9 @@ class StoreJournal(journal.BaseJournalBackend):
         self._lines = [line for text in texts for line in text.splitlines()]
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
-        """The logs from a number on."""
         return [json.loads(line) for line in self._lines[log_number_from:]]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Put logs at the end."""
         lines = [json.dumps(log).encode() for log in logs]
         name = f"{self._num_objects:08}.jsonl"
         if not self._target.put(name, b"\n".join(lines), is_new=True):
@@ -99,7 +97,6 @@ def earlier(
 
 
 def ask(study: optuna.Study, space: dict[str, Any], todo: Iterator[Params]) -> optuna.Trial:
-    """The next trial."""
     if (params := next(todo, None)) is not None:
         study.enqueue_trial(params)
     return study.ask(space)
@@ -109,8 +106,7 @@ def tell(study: optuna.Study, number: int, state: str, value: float | None) -> N
     """How a trial has ended: "done" with this value, "pruned", or in another way."""
     states = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     with suppress(RuntimeError):  # a sampler of the user's that has no more to try
-        value = value if state == "done" else None
-        study.tell(number, value, states.get(state, TrialState.FAIL))
+        study.tell(number, value if state == "done" else None, states.get(state, TrialState.FAIL))
 
 
 @contextmanager

@@ -46,19 +46,14 @@ Params = dict[str, Any]
 
 
 class LogRange(NamedTuple):
-    """Numbers that are drawn on a log scale: see `log`."""
-
     low: float
     high: float
 
 
 def log(low: float, high: float) -> LogRange:
     """A range for a sweep: between 1e-5 and 1e-4 lie as many trials as between 1e-2 and 1e-1."""
-    for name, value in (("low", low), ("high", high)):
-        checks.number()(name, value)
-    if not 0 < low < high < math.inf:
-        raise OptionsError(f"gpupool.log({low:g}, {high:g}): 0 < low < high is needed.")
-    return LogRange(float(low), float(high))
+    low = checks.number(above=0)("low", low)
+    return LogRange(low, checks.number(above=low)("high", high))
 
 
 def distributions(space: Any) -> dict[str, Any]:
@@ -119,11 +114,8 @@ class Trial:
 
 @dataclass
 class SweepProgress:
-    """How far a sweep is; its `status` is "running", "stopping", "finished" or "stopped".
-
-    `num_trials` are all that it is to have, with those of an earlier run. `left_s` is None where
-    nobody knows.
-    """
+    """How far a sweep is; its `status` is "running", "stopping", "finished" or "stopped". Its
+    `num_trials` are with those of an earlier run. `left_s` is None where nobody knows."""
 
     name: str
     metric: str
@@ -136,10 +128,9 @@ class SweepProgress:
 
     @property
     def best(self) -> Trial | None:
-        """The trial that is done with the best value; None if none is."""
         done = [one for one in self.trials if one.state == "done"]
-        sign = 1 if self.direction == "maximize" else -1
-        return max(done, key=lambda one: sign * (one.value or 0.0), default=None)
+        choose = max if self.direction == "maximize" else min
+        return choose(done, key=lambda one: one.value or 0.0, default=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,16 +183,7 @@ def run_sweep(
     on: str,
     show: Callable[[SweepProgress], None],
 ) -> SweepResult:
-    """What `gpupool.sweep` does; without a pool it is on the one of this notebook.
-
-    Args:
-        show: called in this thread, several times a second and at the end.
-
-    Raises:
-        OptionsError: an argument is wrong, or the storage has another sweep of this name.
-        DataError: the storage cannot be used.
-        SpmdError: the first trials have all failed, and the first of them so.
-    """
+    """What `gpupool.sweep` does; `show` is called here, several times a second and at the end."""
     __tracebackhide__ = True
     _check_objective(objective)
     checks.choose("direction", direction, ("minimize", "maximize"))
@@ -260,7 +242,6 @@ def _maker(what: str, value: Any, names: Mapping[Any, str], module: Any) -> Call
 
 
 def _of_study(one: optuna.trial.FrozenTrial) -> Trial:
-    """A trial that an earlier run has finished."""
     state = "done" if one.state.name == "COMPLETE" else "pruned"
     elapsed_s = one.duration.total_seconds() if one.duration else 0.0
     course = sorted(one.intermediate_values.items())
@@ -364,7 +345,6 @@ class _Sweep:
         self._running[task] = trial
 
     def _run_here(self, trial: Trial, asked: Any) -> Any:
-        """What the objective returns in this thread."""
 
         def hear(step: int, values: Mapping[str, float]) -> None:
             if self._hear(trial, asked, step, values):
@@ -421,7 +401,6 @@ class _Sweep:
             self.progress.status = "stopping"
 
     def _value_of(self, returned: Any) -> float:
-        """The metric in what an objective has returned."""
         if isinstance(returned, Mapping):
             returned = returned.get(self.metric, f"{returned} without {self.metric!r}")
         with suppress(TypeError, ValueError):

@@ -50,14 +50,12 @@ def checking(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 
 def checked(temporary: Path, *arguments: str) -> tuple[int, str, str]:
-    """Status, stdout and stderr of the command."""
     with checking(temporary, *arguments) as process:
         out, err = process.communicate(timeout=400)
     return process.returncode, out, err
 
 
 def promises() -> dict[str, str]:
-    """Name -> promise, of all functions that are tried."""
     texts = [path.read_text() for path in sorted((ROOT / "gpupool" / "check").glob("test_*.py"))]
     return dict(re.findall(r'def test_(\w+)\([^"]*\n    """(.+)"""', "\n".join(texts)))
 
@@ -84,13 +82,12 @@ def test_a_pool_by_its_name_is_tried_in_stages(temporary: Path, s3: SeaweedServe
     status, out, err = checked(temporary, "local", bucket)
     found = dict(re.findall(r"(?m)^  ok  (.+) \([\d.]+ s\): (.+)$", out))
     assert (list(found), status, err.count("Traceback")) == (list(STAGES), 0, 0)
-    assert found["all_reduce"].startswith("64 MiB at ")
+    assert re.fullmatch(r"64 MiB at \S+ GB/s \(bus\)", found["all_reduce"])
     assert found["S3"].startswith("3 names in a page of s3://")
 
 
-def test_only_what_travels_between_ranks_has_a_rate(pools: Pools) -> None:
+def test_on_one_rank_nothing_travels_and_nothing_has_a_rate(pools: Pools) -> None:
     assert all_reduced(pools[1], 1) == "1 MiB"
-    assert re.fullmatch(r"1 MiB at \S+ GB/s \(bus\)", all_reduced(pools[2], 1))
 
 
 @pytest.mark.long

@@ -34,7 +34,6 @@ COMPUTE_S = 0.02  # of forward
 
 
 def wait(seconds: float, rank: int | None = None) -> None:
-    """On this rank, or on all."""
     if rank in (None, dist.get_rank()):
         time.sleep(seconds)
 
@@ -151,12 +150,10 @@ class Case:
 
     @property
     def said(self) -> tuple[str, int | None, str]:
-        """Verdict, rank and cause."""
         return self.verdict, 1 if self.verdict == "slow rank" else None, self.cause
 
 
 def cases() -> Iterator[Case]:
-    """All 16."""
     here, often = {"workers": 0}, {"validate_every": 2}
     neighbour = network(Wait(COMPUTE_S, 1))
     wide = network(width=4096, seconds=0.0)[0]  # type: ignore[index]
@@ -192,7 +189,6 @@ def cases() -> Iterator[Case]:
 
 
 def examined(case: Case, pool: Pool) -> Diagnosis:
-    """What the doctor says of the training of a case."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"batch_size": BATCH, "epochs": 1, **case.options}
         if "checkpoint_every" in options:
@@ -208,7 +204,6 @@ def is_right(case: Case, found: Diagnosis) -> bool:
 
 
 def main() -> None:
-    """All cases, so many times."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[])

@@ -72,10 +72,8 @@ run.text(0), run.text(1), run.history
 
 
 def family(pid: int) -> Iterator[tuple[str, bytes]]:
-    """Each process below one that is ours: its arguments, and its first environment.
-
-    What a cell starts (`!env`) is given its environment: that is what it was asked for.
-    """
+    """Each process of ours below one: its arguments, and its first environment; none of what a cell
+    starts (`!env`), which is to have the environment of its rank."""
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error, OSError):  # it has ended meanwhile
             # first, as what a cell starts has the name of its rank until it has an environment

@@ -1,7 +1,4 @@
-"""Each way in which a cell may show a secret, on a real rank, and what a reader of it sees.
-
-What programs do most (print, write, log, raise, display) is in `test_secrets.py`.
-"""
+"""Ways to show a secret, beside those of `test_secrets.py`, and what a reader of the cell sees."""
 
 from __future__ import annotations
 

@@ -81,7 +81,6 @@ TABLES = [PYTHON, IPYTHON, SINCE_3_12 if sys.version_info >= (3, 12) else {}]
 
 @pytest.fixture(scope="module")
 def transform() -> Callable[[str], str]:
-    """What IPython does to a cell before it compiles it."""
     return TransformerManager().transform_cell
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.spmd.output import Group, fold, fold_displays, majority
+from gpupool.spmd.output import fold, fold_displays
 
 RANKS = st.integers(0, 40)
 # few different texts, so that ranks often agree
@@ -19,14 +19,6 @@ def test_unfolding_the_groups_gives_each_rank_its_text(texts: dict[int, str]) ->
     groups = fold(texts)
     assert {rank: group.text for group in groups for rank in group.ranks} == texts
     assert sum(len(group.ranks) for group in groups) == len(texts)
-
-
-def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
-    one, two, three = Group((0,), "a"), Group((1, 2), "b"), Group((3, 4), "c")
-    assert majority([two, one]) is two
-    assert majority([two, three]) is None
-    assert majority([two]) is None  # nothing differs from it
-    assert majority([]) is None
 
 
 def test_equal_figures_are_shown_once_and_a_repeated_one_twice() -> None:

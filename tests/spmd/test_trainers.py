@@ -24,7 +24,6 @@ pytestmark = pytest.mark.long
 
 
 def needs(library: str) -> pytest.MarkDecorator:
-    """Skip a test where a library is missing, with the reason."""
     missing = importlib.util.find_spec(library) is None
     return pytest.mark.skipif(missing, reason=f"{library} is not installed")
 

@@ -23,7 +23,6 @@ FAMILIES = [
 
 
 def changed_shapes(before: nn.Module, after: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the parameters that are others."""
     old = dict(before.named_parameters())
     assert list(old) == [name for name, _ in after.named_parameters()]
     return {n: tuple(p.shape) for n, p in after.named_parameters() if p.shape != old[n].shape}

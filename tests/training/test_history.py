@@ -63,24 +63,16 @@ def test_relative_folders_are_those_of_the_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = with_absolute_paths(
-        TrainingOptions(
-            checkpoint="run",
-            resume="old/step-00000003.pt",
-            profile="../traces",
-        )
-    )
-    assert options.checkpoint == str(tmp_path / "run")
-    assert options.resume == str(tmp_path / "old/step-00000003.pt")
+    given = TrainingOptions(checkpoint="run", resume="old/step-00000003.pt", profile="../traces")
+    options, here = with_absolute_paths(given), str(tmp_path)
+    assert (options.checkpoint, options.resume) == (f"{here}/run", f"{here}/old/step-00000003.pt")
     assert options.profile == str(tmp_path.parent / "traces")
     plain = TrainingOptions(checkpoint="/run", resume="auto", profile="s3://bucket/traces")
     assert with_absolute_paths(plain) == plain
 
 
 def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
-    history = TrainingHistory()
-    history.add(START)
-    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1))
+    history = history_of(START, StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1))
     usual = remaining(history)
     history.add(ProgressEvent("saving the network", 12_300_000, 98_000_000, "B"))
     assert headline(history) == "Training: epoch 1 of 2, saving the network"

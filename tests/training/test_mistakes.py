@@ -45,7 +45,6 @@ def test_no_pool_starts_for_a_call_that_is_wrong() -> None:
 
 
 def use_all_ranks() -> list[str]:
-    """What these calls raise here."""
     arguments: Any = (network(), samples(8))
     calls: list[Callable[..., object]] = [
         *(gpupool.train, gpupool.evaluate, gpupool.predict, gpupool.confusion),

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
-from torch.utils.data import Dataset
 
 from gpupool import (
     DataError,
@@ -30,29 +29,13 @@ from gpupool import (
     predict,
     replace_head,
 )
-from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.training.history import TrainingHistory
 from tests.support.pools import Pools
-from tests.support.raising import frames_of_ours, raises
+from tests.support.raising import raises
 from tests.support.trainings import Held, Slow, network, samples, train_on, wait_until, weights
-
-
-class FailsAt(Dataset[Any]):
-    """Samples of which one calls `fail`."""
-
-    def __init__(self, index: int, fail: Callable[[], object]) -> None:
-        self.samples, self.index, self.fail = samples(32), index, fail
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        if index == self.index:
-            self.fail()
-        return self.samples[index]
 
 
 def begun(
@@ -61,16 +44,21 @@ def begun(
     show: Callable[[TrainingRun], None] = lambda run: None,
     **settings: Any,
 ) -> TrainingRun:
-    """A training that goes on."""
     options = TrainingOptions(**{"batch_size": 4, "epochs": 1} | settings)
     return TrainingRun(pool, network(), dataset, "cross_entropy", options, None, show)
+
+
+class Deadly(Slow):
+    def __getitem__(self, index: int) -> Any:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 def test_a_rank_that_dies_at_one_place_again_ends_the_training(
     pools: Pools, tmp_path: Path
 ) -> None:
-    deadly = FailsAt(9, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run = begun(pools[1], deadly, checkpoint=str(tmp_path), on_failure="resume", workers=0)
+    run = begun(pools[1], Deadly(32, 0.0), checkpoint=str(tmp_path), on_failure="resume", workers=0)
     with raises(SpmdError, ename="EngineDiedError"):
         run.result()
     assert len(run.history.restarts) == 1
@@ -102,27 +90,20 @@ log = Log()
 
 
 def test_what_an_import_gives_travels_by_its_name(
-    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool2: Pool, names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "log_of_test.py").write_text(OF_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    space = namespace()
-    before = dict(space)
-    try:
-        exec("from log_of_test import log\ndef noisy(info): log.info('step {}', info.step)", space)
-        notebook = Notebook(space, str)
-        source, view = "log.info('rank {}', rank)", QuietView()
-        result = SpmdRun(pool2, source, (0, 1), view, notebook=notebook).result()
-        assert [result.text(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
-        settings = {"callbacks": space["noisy"], "epochs": 1, "batch_size": 8}
-        found = train_on(pool2, network(), samples(8), **settings)
-        assert "step 1" in found.text(0)
-        exec("import threading; log = threading.Lock()", space)  # no module has this one
-        with raises(TrainingError, "options", "callbacks[0]", " log"):
-            train_on(pool2, network(), samples(8), **settings)
-    finally:
-        space.clear()
-        space.update(before)
+    exec("from log_of_test import log\ndef noisy(info): log.info('step {}', info.step)", names)
+    source, view = "log.info('rank {}', rank)", QuietView()
+    result = SpmdRun(pool2, source, (0, 1), view, notebook=Notebook(names, str)).result()
+    assert [result.text(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
+    settings = {"callbacks": names["noisy"], "epochs": 1, "batch_size": 8}
+    found = train_on(pool2, network(), samples(8), **settings)
+    assert "step 1" in found.text(0)
+    exec("import threading; log = threading.Lock()", names)  # no module has this one
+    with raises(TrainingError, "options", "callbacks[0]", " log"):
+        train_on(pool2, network(), samples(8), **settings)
 
 
 def test_weights_that_a_hook_computes_are_trained(pools: Pools) -> None:
@@ -241,15 +222,6 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(pools: Pool
 
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_an_error_of_a_rank_shows_no_frame_of_ours(pools: Pools) -> None:
-    def fail() -> None:
-        raise DataError("sample 31 is damaged")
-
-    with pytest.raises(SpmdError, match="sample 31 is damaged") as caught:
-        begun(pools[2], FailsAt(31, fail), batch_size=8, shuffle="never").result()
-    assert not frames_of_ours("".join(caught.value._render_traceback_()))
 
 
 # ---- the stop button: the first press stops the training, a later one ends it at once ------------

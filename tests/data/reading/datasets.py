@@ -130,16 +130,19 @@ class Together(Drawing):
 
 
 class Plain(Dataset[Any]):
-    """Samples that are waited for, and say which process has read them."""
+    """Samples that are waited for, computed, and say which process has read them."""
 
-    def __init__(self, wait_s: float = 0.0) -> None:
-        self.wait_s = wait_s
+    def __init__(self, wait_s: float = 0.0, spin_s: float = 0.0) -> None:
+        self.wait_s, self.spin_s = wait_s, spin_s
 
     def __len__(self) -> int:
         return NUM
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(self.wait_s)
+        until = time.thread_time() + self.spin_s
+        while time.thread_time() < until:
+            pass
         return torch.full((3,), float(index)), os.getpid()
 
 

@@ -32,7 +32,6 @@ def swept(
 
 
 def states(result: SweepResult) -> list[str]:
-    """How its trials have ended, in order."""
     return [trial.state for trial in result.progress.trials]
 
 

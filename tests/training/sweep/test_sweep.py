@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
 import threading
@@ -20,10 +19,11 @@ from optuna.samplers import TPESampler
 import gpupool
 from gpupool import GpuPoolError, OptionsError, Pool, SpmdError
 from gpupool.pool.calls.presses import SAME_WISH_S
-from gpupool.training.sweep import distributions, grid, log
+from gpupool.training.sweep import distributions, log
 from tests.support.processes import until
 from tests.support.trainings import network, samples, train_on
 from tests.training.sweep.sweeps import noted, noting, states, swept
+from tests.training.test_run import press
 
 MIXED = [64, "wide", None, 0.5, True]
 GOOD_VALUES = [
@@ -64,12 +64,6 @@ def test_a_log_scale_has_two_ends_above_0(ends: tuple[Any, Any]) -> None:
         log(*ends)
 
 
-def test_a_grid_has_all_combinations() -> None:
-    num, rows = grid({"a": [1, None], "b": range(2)})
-    assert num == 4
-    assert list(rows) == [{"a": a, "b": b} for a in (1, None) for b in (0, 1)]
-
-
 # ---- sweeps -------------------------------------------------------------------------------------
 
 
@@ -97,8 +91,10 @@ def test_a_sampler_finds_good_parameters(pool2: Pool, sampler: Any) -> None:
 
 def test_a_grid_ends_and_the_best_has_the_best_metric(pool2: Pool) -> None:
     given: dict[str, Any] = {"metric": "score", "direction": "maximize"}
-    result = swept(pool2, reporting, {"x": [-1, 1, 0], "y": range(2)}, **given)
+    result = swept(pool2, reporting, {"x": [-1, 1, 0], "y": [0, None]}, **given)
     assert states(result) == 6 * ["done"]
+    tried = {(one.params["x"], one.params["y"]) for one in result.progress.trials}
+    assert tried == {(x, y) for x in (-1, 1, 0) for y in (0, None)}
     assert result.best is not None
     assert (result.best.value, result.best.course) == (1.0, [(0, 1.0), (1, 1.0), (2, 1.0)])
     assert result.study.best_trial.intermediate_values == {0: 1.0, 1: 1.0, 2: 1.0}
@@ -165,10 +161,6 @@ def test_a_seed_chooses_the_parameters(pool2: Pool) -> None:
     assert params(1) == params(1) != params(2)
 
 
-def press() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def press_twice() -> None:
     press()
     time.sleep(SAME_WISH_S + 0.2)
@@ -176,7 +168,6 @@ def press_twice() -> None:
 
 
 def when_begun(folder: Path, num: int, act: Callable[[], object]) -> None:
-    """Do something, in a thread, once so many trials have begun."""
 
     def wait() -> None:
         until(lambda: len(list(folder.iterdir())) >= num, 30.0, "trials")
