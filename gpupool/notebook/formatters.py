@@ -52,7 +52,6 @@ def register(shell: Any) -> None:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The module of a dotted name of ours, and what it has there."""
     module, _, name = name.rpartition(".")
     return f"gpupool.{module}", name
 

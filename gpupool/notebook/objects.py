@@ -6,7 +6,6 @@ Objects of a datastore are `Any` here: this folder does not import `gpupool.data
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -14,7 +13,6 @@ from gpupool.core.errors import PoolError
 from gpupool.core.formatting import format_ranks
 from gpupool.core.machine.gpus import GpuTable, use_of
 from gpupool.core.machine.topology import Gpu
-from gpupool.core.wire.values import ValueInfo
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.markup import Html
 from gpupool.pool.variables.composite import Composite, handles_of, key_of
@@ -38,7 +36,6 @@ _TEXT_CHARS = 200  # of a rank's value
 
 
 def gpu_table_html(table: GpuTable) -> str:
-    """The GPU table with bars for memory and load, or why there is no GPU and what a pool uses."""
     if not table:
         return markup.card(markup.muted(table.none))
     rows = [_gpu_cells(gpu, row, table) for gpu, row in zip(table, table.rows(), strict=True)]
@@ -46,7 +43,6 @@ def gpu_table_html(table: GpuTable) -> str:
 
 
 def _gpu_cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> list[str]:
-    """The cells of a row, in the order of `_GPU_COLUMNS`."""
     used, total, load = gpu.used_memory_bytes, gpu.total_memory_bytes, gpu.utilization_percent
     rank, use = table.selected.get(gpu.uuid), use_of(gpu, gpu.uuid in table.selected)
     share = used / total if used is not None and total else None
@@ -68,7 +64,6 @@ def _gpu_cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> list[str]:
 
 
 def _meter(share: float | None, text: str, colour: str) -> Html:
-    """A text over a bar that shows the share; the text alone where nobody knows it."""
     if share is None:
         return Html(escape(text))
     bar = f'<div style="height:6px;width:{100 * min(share, 1):.0f}%;background:{colour}"></div>'
@@ -98,15 +93,12 @@ def _tile(picture: Any) -> str:
 
 
 def composite_text(composite: Composite) -> str:
-    """The handle, and below it a line per kind of value; equal ones are one.
+    """The handle, and below it a line per kind of value; equal ones are one:
 
-    For example
-
-        lr on 2 ranks
-        [0, 1] float  0.1
+    lr on 2 ranks
+    [0, 1] float  0.1
     """
     head = f"{composite} on {len(composite)} rank{'s' if len(composite) > 1 else ''}"
-    infos: Mapping[int, ValueInfo]
     try:
         infos = handles_of(composite).look(composite, _TEXT_CHARS)
     except PoolError as error:

@@ -53,7 +53,6 @@ _bars: weakref.WeakKeyDictionary[Pool, PoolBar] = weakref.WeakKeyDictionary()
 
 
 def status_text(status: PoolStatus) -> str:
-    """One line on the pool and one for each rank."""
     is_up = status.state in ("idle", "busy")
     when = "no idle timeout" if status.idle_left_s is None else countdown(status) * is_up
     facts = _facts(status, status.credentials, when)
@@ -104,7 +103,6 @@ def parts_of(status: PoolStatus) -> dict[str, str]:
 
 
 def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
-    """(rank, device, threads, pid) of each rank, host by host."""
     return [
         (
             format_ranks([rank.rank], {rank.rank: rank.host}),
@@ -117,7 +115,6 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
 
 
 def countdown(status: PoolStatus) -> str:
-    """When the pool stops, if nobody uses it."""
     return f"shuts down in {_minutes(status.idle_left_s or 0.0)} if idle"
 
 
@@ -138,7 +135,6 @@ def _facts(status: PoolStatus, *more: str) -> list[str]:
 
 
 def _details(status: PoolStatus) -> str:
-    """The ranks, and what else there is to know."""
     more = [f"process group formed {status.generation} time{'s' * (status.generation != 1)}"]
     more += [f"env: {', '.join(status.env)} (values hidden)"] if status.env else []
     more += [status.credentials] if status.credentials else []
@@ -169,11 +165,7 @@ def _device(rank: Rank, status: PoolStatus) -> str:
 
 
 def show(pool: Pool, place: Place | None = None) -> None:
-    """Show the bar of `pool` as an output of the running cell, in a notebook.
-
-    Args:
-        place: an output whose place it takes.
-    """
+    """Show the bar of `pool` in a notebook: in the running cell, or in the place of an output."""
     bar = _bars.get(pool)
     if bar is None:
         bar = _bars[pool] = PoolBar(pool)
@@ -181,10 +173,7 @@ def show(pool: Pool, place: Place | None = None) -> None:
 
 
 def interrupt_button() -> str:
-    """The place of an Interrupt button of the pool that runs, which its bar's model fills.
-
-    "" where no page has a bar of it.
-    """
+    """The place of an Interrupt button, which the bar's model fills; "" where there is no bar."""
     pool = session.find()
     bar = _bars.get(pool) if pool is not None else None
     return bar.live.part("interrupt") if bar else ""
@@ -208,7 +197,6 @@ class PoolBar:
         ).start()
 
     def show(self, status: PoolStatus, place: Place) -> None:
-        """One more bar, in the running cell."""
         with self._lock:
             self._places.append(place)
             self._drawn = None
@@ -311,7 +299,7 @@ def _act(pool: Pool, press: str, bar: PoolBar, meant: Meant) -> str:
 # ---- a pool that starts --------------------------------------------------------------------------
 
 
-class StartProgress:
+class StartProgress(contextlib.AbstractContextManager["StartProgress"]):
     """A line that says how far the start is, and since when; the pool's bar takes its place."""
 
     def __init__(self, what: str = "Starting the pool") -> None:
@@ -323,11 +311,7 @@ class StartProgress:
             self._line = Progress(what, after_s=_SOON_S, draw=NotebookBar(self._place))
         self._line.start()
 
-    def __enter__(self) -> StartProgress:
-        return self
-
     def __call__(self, line: str) -> None:
-        """Show a stage."""
         self._line.tell(line)
         if self._place is not None:
             # while the processes come up, not when they are there

@@ -1,7 +1,4 @@
-"""`gpupool.sweep`: search a space of parameters, and show it where the user is. Client.
-
-In a notebook it is a table that is drawn again as its trials run, else lines.
-"""
+"""`gpupool.sweep`: search a space of parameters, and show it where the user is. Client."""
 
 from __future__ import annotations
 
@@ -84,7 +81,6 @@ class SweepView:
         self._drawn_at = -math.inf
 
     def __call__(self, progress: SweepProgress) -> None:
-        """Show what is new."""
         is_over, summary = progress.status in _OVER, _summary(progress)
         ended = {trial.number: trial for trial in progress.trials if trial.state != "running"}
         told = self._told if self._told is not None else {*ended}  # those of an earlier run
@@ -100,15 +96,11 @@ class SweepView:
 
 
 def result_html(result: SweepResult) -> str:
-    """The table of a sweep that is over."""
     return sweep_html(result.progress)
 
 
 def sweep_html(progress: SweepProgress) -> str:
-    """How far a sweep is, its best trial in words, and a row for each trial.
-
-    It is complete without scripts. Where the pool has a bar, that fills the place of a button.
-    """
+    """Complete without scripts. Where the pool has a bar, that fills the place of a button."""
     headline, *words = (f"<div>{escape(line)}</div>" for line in _summary(progress))
     trials = progress.trials
     if progress.status not in _OVER:
@@ -162,7 +154,6 @@ def _sparkline(trial: Trial, metric: str, last_step: int) -> str:
 
 
 def _summary(progress: SweepProgress) -> list[str]:
-    """How far a sweep is; its best trial, if one is done."""
     took = f"{progress.status}, {duration(progress.elapsed_s)}"
     if progress.status == "running" and progress.left_s is not None:
         took = f"about {duration(progress.left_s)} left"

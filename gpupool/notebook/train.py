@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpupool.core.options.fields import with_keywords
 from gpupool.core.options.training_options import TrainingOptions, merged
 from gpupool.core.wire.environ import note_use
-from gpupool.notebook.cells.picture import Look
 from gpupool.notebook.cells.views import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
@@ -57,9 +56,8 @@ def train(
     A pool is started if none runs. Stopping (the monitor's button, or the notebook's) ends training
     after the same step on every rank and keeps the best network or the last, as `options.keep`
     says. Where data do not come, it ends after the last complete step. A second interrupt ends it
-    at once, and the network is lost, but for a checkpoint. What
-    the ranks print meanwhile, callbacks for instance, comes below the picture; without waiting,
-    `run.text(rank)` has it.
+    at once, and the network is lost, but for a checkpoint. What the ranks print meanwhile,
+    callbacks for instance, comes below the picture; without waiting, `run.text(rank)` has it.
 
     Args:
         model: any module; it is left as it is.
@@ -97,7 +95,7 @@ def train(
         nonlocal prints
         show_training(run, options.progress, waits=wait)
         if wait:
-            prints = LineView(list(run.outputs), Look(show_values=False))
+            prints = LineView(list(run.outputs), show_values=False)
             run.on_print = prints.on_output
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)

@@ -1,10 +1,4 @@
-"""A Jupyter server with both front ends, JupyterLab and Notebook 7, for tests.
-
-with Lab(tmp, ROOT) as lab, Browser() as browser:  # tests/browser/page.py
-    page = browser.open(lab, lab.write("t.ipynb", ["print(1)"]), app="notebook")
-    page.run_cell(0)
-    page.wait_idle()
-"""
+"""A Jupyter server with both front ends, JupyterLab and Notebook 7, for tests."""
 
 from __future__ import annotations
 
@@ -36,6 +30,18 @@ NO_BUILD = {"buildCheck": False, "buildAvailable": False}
 SUBSHELLS = "@jupyterlab/apputils-extension:kernels-settings"
 # Under each of them a notebook is shown alone, without side bars.
 PATHS: dict[App, str] = {"lab": "/doc/tree/", "notebook": "/notebooks/"}
+
+# Trains for real, small enough to begin at once and long enough to be stopped.
+SETUP = """\
+%load_ext gpupool
+%gpupool start --cpu -n 2
+import gpupool, ipykernel, torch
+features = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
+data = torch.utils.data.TensorDataset(features, features[:, :4].argmax(1))
+options = gpupool.TrainingOptions(epochs=1000, batch_size=32)
+def train(**more):
+    return gpupool.train(torch.nn.Linear(16, 4), data, options=options, **more)
+"""
 
 
 class Lab:
@@ -81,7 +87,6 @@ class Lab:
         self._end()
 
     def write(self, name: str, cells: list[str], kernel: str = "python3") -> str:
-        """Put a notebook of code cells into the server's folder."""
         about = {"name": kernel, "display_name": kernel, "language": "python"}
         notebook = nbformat.v4.new_notebook(metadata={"kernelspec": about})  # type: ignore[no-untyped-call]
         for source in cells:
@@ -90,7 +95,6 @@ class Lab:
         return name
 
     def path(self, name: str) -> Path:
-        """Where a notebook lies."""
         return self.tmp / "work" / name
 
     def add_kernel(self, name: str, first_on_path: Path) -> str:
@@ -119,16 +123,13 @@ class Lab:
         self.change_setting(SUBSHELLS, {"commsOverSubshells": mode})
 
     def url(self, notebook: str, app: App = "lab") -> str:
-        """Where a front end shows the notebook."""
         return f"http://127.0.0.1:{self._port}{PATHS[app]}{notebook}?token={self._token}"
 
     def shut_kernels_down(self) -> None:
-        """End all kernels, whatever runs in them."""
         for session in self._ask("/api/sessions"):
             self._ask(f"/api/sessions/{session['id']}", "DELETE")
 
     def _end(self) -> None:
-        """End the server, with the kernels that it still has."""
         self._process.terminate()
         try:
             self._process.wait(20)

@@ -16,17 +16,7 @@ from playwright.sync_api import Locator, sync_playwright
 from tests.browser.lab import App, Lab
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--force-color-profile=srgb",
-]
+CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu"]
 CELL = ".jp-NotebookPanel .jp-Cell"
 # Notebook 7 has pages without a current widget for a moment.
 OPENED = "() => window.jupyterapp?.shell?.currentWidget?.context?.sessionContext"
@@ -65,7 +55,7 @@ class Browser:
         self._chromium = self._playwright.chromium.launch(
             executable_path=CHROMIUM, args=CHROMIUM_ARGS, headless=True
         )
-        self._context = self._chromium.new_context(accept_downloads=True)
+        self._context = self._chromium.new_context()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,7 +125,6 @@ class Page:
         return self.raw.evaluate(f"async (arg) => {{ {head} {body} }}", arg)
 
     def wait_opened(self, timeout_s: float = 90) -> None:
-        """Until the notebook is drawn and has its kernel."""
         self.raw.wait_for_selector(CELL, timeout=1000 * timeout_s)
         self.raw.wait_for_function(OPENED, timeout=1000 * timeout_s)
         self.js(READY)
@@ -157,17 +146,14 @@ class Page:
             self.raw.wait_for_timeout(100)
 
     def wait_for(self, condition: str, element: Locator, timeout_s: float = 60) -> None:
-        """Until a function of the element, JavaScript, is true."""
         handle = element.element_handle()
         self.raw.wait_for_function(condition, arg=handle, timeout=1000 * timeout_s)
 
     def cell(self, index: int) -> Locator:
-        """The element of a cell."""
         found: Locator = self.raw.locator(CELL).nth(index)
         return found
 
     def text(self, index: int) -> str:
-        """What the outputs of a cell say."""
         outputs = self.cell(index).locator(".jp-OutputArea-output")
         return "\n".join(outputs.all_inner_texts()).strip()
 
@@ -176,12 +162,18 @@ class Page:
         outputs = self.cell(index).locator(".jp-OutputArea-output")
         outputs.filter(has_text=words).first.wait_for(timeout=60_000)
 
+    def wait_for_points(self, index: int) -> Locator:
+        """The live monitor in the outputs of a cell, once its curves have points."""
+        monitor = self.cell(index).locator(".gpm")
+        canvas = monitor.locator("canvas").nth(1)
+        canvas.wait_for(timeout=60_000)
+        self.wait_for("canvas => Number(canvas.dataset.points) > 10", canvas)
+        return monitor
+
     def interrupt(self) -> None:
-        """Press the stop button of the tool bar."""
         self.js("app.commands.execute('notebook:interrupt-kernel');")
 
     def save(self) -> None:
-        """Save the notebook, as Ctrl+S does."""
         self.js("await app.commands.execute('docmanager:save');")
 
     def reload(self) -> None:
@@ -194,7 +186,6 @@ class Page:
         self.raw.wait_for_function(CONNECTED, timeout=90_000)
 
     def shut_kernel_down(self) -> None:
-        """End the kernel, whatever it does."""
         self.js("await nb.context.sessionContext.shutdown();")
 
     def reopen_without_kernel(self, notebook: str) -> None:
@@ -206,11 +197,9 @@ class Page:
         self.js("await nb.context.ready; await nb.revealed;")
 
     def resize(self, width: int, height: int = 900) -> None:
-        """Set the size of the window, CSS pixels."""
         self.raw.set_viewport_size({"width": width, "height": height})
 
     def use_dark_theme(self, dark: bool) -> None:
-        """Switch the theme of the front end."""
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         self.js("await app.commands.execute('apputils:change-theme', {theme: arg});", theme)
         self.raw.wait_for_function(

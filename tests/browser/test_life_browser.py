@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.trainings import SETUP, wait_for_points
+from tests.browser.lab import SETUP
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -52,16 +52,15 @@ def page(shared_lab: Lab, shared_browser: Browser) -> Iterator[Page]:
 
 
 def points(monitor: Locator) -> int:
-    """How many points its curves have."""
     return int(monitor.locator("canvas").nth(1).get_attribute("data-points") or 0)
 
 
 def test_a_reload_restores_a_training_that_can_be_stopped_then(page: Page) -> None:
     page.run_cell(RETURNED)
-    before = points(wait_for_points(page, page.cell(RETURNED)))
+    before = points(page.wait_for_points(RETURNED))
     page.save()
     page.reload()
-    monitor = wait_for_points(page, page.cell(RETURNED))
+    monitor = page.wait_for_points(RETURNED)
     assert points(monitor) >= before  # one point a step: there are few enough
     assert monitor.get_by_role("button", name="Stop").is_enabled()
     page.run_cell(STOP)
@@ -75,7 +74,7 @@ def test_a_page_reloaded_while_a_cell_blocks_can_stop_it_and_has_its_picture_the
     page: Page,
 ) -> None:
     page.run_cell(BLOCKING)
-    wait_for_points(page, page.cell(BLOCKING))
+    page.wait_for_points(BLOCKING)
     page.save()
     page.reload()
     # A page that is new learns of models from the kernel, which is busy: the file has its picture.
@@ -99,7 +98,7 @@ def test_the_picture_of_a_kernel_that_is_killed_says_so_and_a_saved_notebook_has
     page.wait_text(KERNEL, re.compile(r"kernel \d+"))
     pid = int(page.text(KERNEL).split()[-1])
     page.run_cell(LAST)
-    wait_for_points(page, page.cell(LAST))
+    page.wait_for_points(LAST)
     os.kill(pid, signal.SIGKILL)
     page.raw.locator(".jp-Dialog .jp-mod-accept").click(timeout=60_000)  # the front end says so too
     page.cell(LAST).locator(".gpm", has_text="The kernel stopped at step").wait_for(timeout=60_000)

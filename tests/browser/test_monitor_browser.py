@@ -34,7 +34,6 @@ ZOOMED = "canvas => canvas.getAttribute('aria-label').includes('; shown: ')"
 
 
 def choose(page: Page, view: Locator) -> list[Any]:
-    """Zoom, smooth, switch and fold; returns what is chosen then."""
     view.locator("canvas").nth(1).focus()
     page.raw.keyboard.press("+")
     view.get_by_label("Log", exact=True).check()
@@ -118,7 +117,6 @@ display({"text/html": history_html(history_of(full_events()))}, raw=True)"""
 
 
 def stopped_history(metric: str) -> TrainingHistory:
-    """A training with this metric, stopped after 400 steps."""
     start, *events = full_events(num_steps=400)
     told = [
         replace(one, metrics={metric: 0.5}) if isinstance(one, ValidationEvent) else one
@@ -139,7 +137,6 @@ class Plots:
 
     @property
     def reading(self) -> list[str]:
-        """The lines of the read-out."""
         found: list[str] = self.root.locator("[aria-live]").locator("div").all_inner_texts()
         return found
 
@@ -155,7 +152,6 @@ class Plots:
         return box["x"] + 46 + share * (box["width"] - 70), box["y"] + box["height"] / 2
 
     def drag(self, start: float, end: float) -> None:
-        """Drag from one place to another."""
         self.raw.mouse.move(*self.at(start))
         self.raw.mouse.down()
         self.raw.mouse.move(*self.at(end), steps=3)
@@ -163,7 +159,6 @@ class Plots:
         self.settle()
 
     def drawn(self) -> str:
-        """The pixels of the second plot."""
         self.settle()
         found: str = self.canvas.nth(1).evaluate("c => c.toDataURL()")
         return found
@@ -175,7 +170,6 @@ class Plots:
         )
 
     def use(self) -> None:
-        """All that a reader can do, once."""
         for share in itertools.islice(itertools.cycle((0.4, 0.5)), 100):
             self.raw.mouse.move(*self.at(share))  # the front end may still lay the page out
             self.settle()

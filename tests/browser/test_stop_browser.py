@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.trainings import BUSY, SETUP, wait_for_points
+from tests.browser.lab import SETUP
 from tests.support.processes import until
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ import pathlib, time
 pathlib.Path("began").touch()
 while not pathlib.Path("enough").exists():
     time.sleep(0.05)"""
+BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead."
 REPORT = """\
 result = run.result() if "run" in globals() else result
 print(result.stopped_by, type(result.model).__name__)"""
@@ -45,7 +46,6 @@ CASES = [  # ipykernel ("": the one that is installed), front end, whether it us
 
 
 def kernel_of(lab: Lab, version: str) -> str:
-    """The name of a kernel with this ipykernel."""
     if not version:
         return "python3"
     folder = BUILD / f"ipykernel-{version}"
@@ -55,7 +55,6 @@ def kernel_of(lab: Lab, version: str) -> str:
 
 
 def opened(lab: Lab, browser: Browser, version: str, app: App, subshells: bool) -> Page:
-    """A notebook of the case, its pool started."""
     kernel = kernel_of(lab, version)
     lab.use_subshells(subshells)
     cells = [SETUP + "print(ipykernel.__version__)"]
@@ -92,12 +91,12 @@ def test_both_stop_buttons(
         index = 1 + 2 * number
         page.run_cell(index)
         # where the kernel does not hear it, the page presses the notebook's button a second later
-        wait_for_points(page, page.cell(index)).locator("[data-press=stop]").click()
+        page.wait_for_points(index).locator("[data-press=stop]").click()
         is_stopped(page, index)
     index = 1 + 2 * len(WAYS)
     if subshells:  # by the tool bar alone
         page.run_cell(index)
-        wait_for_points(page, page.cell(index))
+        page.wait_for_points(index)
         page.interrupt()
     else:
         index += 2
@@ -108,7 +107,7 @@ def test_both_stop_buttons(
 def hears_later(page: Page, index: int, lab: Lab) -> None:
     """A press while another cell runs leaves that alone; it is heard after it; the hint goes."""
     page.run_cell(index)
-    monitor = wait_for_points(page, page.cell(index))
+    monitor = page.wait_for_points(index)
     page.wait_idle()
     page.run_cell(index + 2)
     began, enough = lab.path("began"), lab.path("enough")

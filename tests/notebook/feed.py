@@ -23,7 +23,6 @@ from gpupool.training.history import TrainingHistory
 
 
 def history_of(events: Iterable[Event], **options: str) -> TrainingHistory:
-    """What a client knows after these events."""
     history = TrainingHistory(options=options)
     for event in events:
         history.add(event)
@@ -85,16 +84,13 @@ class Run:
         self._thread = threading.Thread(target=self._feed, args=feeding, daemon=True)
 
     def add_listener(self, listener: Callable[[TrainingHistory], None]) -> None:
-        """Report to `listener`, and begin."""
         self._listeners.append(listener)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop at the next step."""
         self._stopped.set()
 
     def wait(self) -> None:
-        """Until nothing more is reported."""
         self._thread.join()
 
     def _feed(self, step_s: float, ends: bool, training: dict[str, int]) -> None:

@@ -54,12 +54,10 @@ class Cell:
 
     @property
     def number(self) -> int:
-        """What `In[...]` of it says."""
         return next(c["execution_count"] for _, kind, c in self.messages if kind == "execute_input")
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        """The error outputs."""
         return [output for output in self.outputs if output["type"] == "error"]
 
     @property
@@ -70,7 +68,6 @@ class Cell:
 
     @property
     def html(self) -> str:
-        """The HTML of all outputs."""
         return "\n".join(o["data"].get("text/html", "") for o in self.outputs if "data" in o)
 
     @property
@@ -113,7 +110,6 @@ class Kernel:
 
     @property
     def folder(self) -> str:
-        """Where IPython keeps its profile and history."""
         return self._folder.name
 
     def __enter__(self) -> Self:
@@ -175,7 +171,6 @@ class Kernel:
         return cell
 
     def press_stop(self) -> None:
-        """Press the stop button of the notebook."""
         self.manager.interrupt_kernel()
 
     def _reply(self, request: str) -> dict[str, Any]:
@@ -204,5 +199,4 @@ def without_progress(outputs: Sequence[Any]) -> list[Any]:
 
 
 def plain(text: str) -> str:
-    """Text without ANSI colours."""
     return _ANSI.sub("", text)

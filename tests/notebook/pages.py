@@ -13,10 +13,8 @@ TIMEOUT_S = 30.0
 
 
 class Page:
-    """Follows the newest live HTML and its output, and sends what is pressed.
-
-    Args:
-        subshell: send from a subshell, as JupyterLab does: heard while a cell blocks.
+    """Follows the newest live HTML and its output, and sends what is pressed: from a `subshell`, as
+    JupyterLab does, it is heard while a cell blocks.
     """
 
     def __init__(self, kernel: Kernel, subshell: bool = False) -> None:
@@ -29,12 +27,10 @@ class Page:
 
     @property
     def parts(self) -> dict[str, str]:
-        """The HTML of each part."""
         found: dict[str, str] = self.state.get("parts", {})
         return found
 
     def take(self, kind: str, content: dict[str, Any]) -> None:
-        """Take in what the kernel publishes."""
         data = content.get("data", {})
         state = data.get("state", {})
         if kind == "comm_open" and "uid" in state:
@@ -58,12 +54,10 @@ class Page:
         self._client.shell_channel.send(message)
 
     def run(self, code: str, until: Callable[[Page], bool]) -> None:
-        """Run a cell, and read on until something has come."""
         self._client.execute(code)
         self.follow(until)
 
     def follow(self, until: Callable[[Page], bool]) -> None:
-        """Read messages until something has come."""
         deadline = time.monotonic() + TIMEOUT_S
         while not until(self):
             assert time.monotonic() < deadline, f"it did not come; the last state: {self.state}"

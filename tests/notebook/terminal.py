@@ -66,7 +66,6 @@ class Terminal:
             self._folder.cleanup()
 
     def run(self, code: str, timeout_s: float = 100.0) -> Shown:
-        """Run a cell to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         alarm = threading.Timer(timeout_s, self._process.kill)

@@ -23,11 +23,8 @@ class Lines:
     """The ranks' streams as lines in the order in which they come, equal ones once.
 
     A rank's line waits a moment for the same line of the others; the order of the lines of each
-    rank stays. Unfinished ones wait for their end. `now` is in seconds.
-
-    Args:
-        max_chars: of a line; what is longer is cut.
-        num_last: of each rank only so many lines, the last, are of interest.
+    rank stays. Unfinished ones wait for their end. `now` is in seconds. Of a line `max_chars` are
+    kept, of each rank the last `num_last` lines.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class Lines:
         return shown.due(0.0, at_end=True)[-count:]
 
     def bars(self) -> list[str]:
-        """The unfinished lines as they look now, progress bars of one kind together."""
         return fold_bars((rank, line) for rank in self._waiting for line in self._unfinished(rank))
 
     def _add(self, rank: int, lines: Iterable[str], now: float) -> None:
@@ -137,7 +133,6 @@ def fold_bars(lines: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def _folded(bars: list[tuple[int, str, str, int]], unit: str) -> str:
-    """Bars of one kind as one line."""
     ranks, lines, names, done = (list(column) for column in zip(*bars, strict=True))
     if len({*lines}) == 1:
         return f"[{format_ranks(ranks)}] {lines[0]}"

@@ -1,4 +1,4 @@
-"""What the ranks of a cell have said, as text and HTML. Pure functions; runs on the client.
+"""What the ranks of a cell have said and shown, as text and HTML. Pure; runs on the client.
 
 Groups of ranks that said the same, the largest first; what failed comes before that. The text form
 is for terminals and for readers without HTML.
@@ -6,19 +6,28 @@ is for terminals and for readers without HTML.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.formatting import duration, format_ranks, number, rank_count
 from gpupool.core.wire.output import OutputKind
-from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import SpmdResult
 from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import Group, differences, fold, fold_lines, majority, normal
+from gpupool.spmd.output import (
+    Group,
+    differences,
+    fold,
+    fold_displays,
+    fold_lines,
+    majority,
+    normal,
+)
 
 HEAD_LINES, LAST_LINES = 200, 50  # of a group; the rest is in result.text(rank)
 MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
@@ -27,7 +36,12 @@ _TOO_MANY = markup.muted("[... figures left out: too many ...]")
 OPEN_LINES = 12  # so few are open, also where they are not the first
 _DOTS = {"running": ("●", "#0072bd"), "done": ("✓", markup.GREEN)}
 
-Section = tuple[dict[int, str], dict[int, Mapping[str, Any]]]  # by rank: a text, then a figure
+_SIZE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?%?")  # what `Image(width=...)` takes: 200, "50%"
+_SVG = "image/svg+xml"
+_IMAGES = ("image/png", "image/jpeg", "image/gif", _SVG)
+
+Bundle = Mapping[str, Any]
+Section = tuple[dict[int, str], dict[int, Bundle]]  # by rank: a text, then a figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +52,7 @@ class Look:
     show_texts: bool = True
     name: str = ""
 
-    def shows(self, bundle: Mapping[str, Any]) -> bool:
-        """Whether it stands in the picture as a figure."""
+    def shows(self, bundle: Bundle) -> bool:
         is_wanted = self.show_texts if bundle["kind"] == OutputKind.DISPLAY else self.show_values
         return is_wanted and is_embeddable(bundle)
 
@@ -102,10 +115,7 @@ def groups_text(groups: Sequence[Group], name: str = "") -> str:
 
 
 def groups_html(groups: Sequence[Group], name: str = "") -> list[str]:
-    """The groups as blocks; amber is the odd one out, where more than half of the ranks agree.
-
-    `name` is what the user can ask for the whole texts.
-    """
+    """The groups as blocks; amber is the odd one out, where more than half of the ranks agree."""
     said = _said(groups, name)
     if len(said) > 1 and all(len(one.lines) == 1 for one in said):
         return [markup.bar(markup.code_html("\n".join(map(_row, said))), markup.GREY)]
@@ -171,7 +181,6 @@ def _lines_html(said: _Said) -> str:
 
 
 def _cut(group: Group, name: str) -> str:
-    """The first and the last lines of a group, and what to ask for the others."""
     asked = f": {name}.text({group.ranks[0]})" if name else ""
     text, lines = group.text, group.text.split("\n")
     num_left_out = len(lines) - HEAD_LINES - LAST_LINES
@@ -184,6 +193,72 @@ def _cut(group: Group, name: str) -> str:
         note = f"[... {number(len(text) - 2 * half)} characters left out{asked} ...]"
         text = "\n".join([text[:half], note, text[-half:]])
     return text
+
+
+# ---- figures and tables ----------------------------------------------------------------------
+
+
+def is_rich(bundle: Bundle) -> bool:
+    return bool(set(bundle["data"]) - {"text/plain"})
+
+
+def is_embeddable(bundle: Bundle) -> bool:
+    """Whether it can stand inside our HTML; others (widgets, plots of a library's own) cannot."""
+    data = bundle["data"]
+    known = any(mime in data for mime in ("text/html", *_IMAGES))
+    # Widgets and plotly have HTML as well, but only as a fallback: their own type shows more.
+    own = any(mime.startswith("application/") and mime != "application/pdf" for mime in data)
+    return known and not own
+
+
+def figures_html(figures: Mapping[int, Bundle]) -> str:
+    """Figures of ranks as a block; equal ones are there once, of others the first is open."""
+    folded = fold_displays({rank: [bundle] for rank, bundle in figures.items()})
+    if not folded:
+        return ""
+    inner = bundle_html(folded[0][1])
+    note = f"identical on {len(figures)} ranks" if len(figures) > 1 else ""
+    if len(folded) > 1:
+        note = f"{len(folded)} that differ"
+        inner = "".join(
+            markup.fold_out(f"<b>[{format_ranks(ranks)}]</b>", bundle_html(one), is_open=n == 0)
+            for n, (ranks, one) in enumerate(folded)
+        )
+    title = f"<b>[{format_ranks(figures)}]</b> {markup.muted(note)}"
+    return markup.bar(markup.fold_out(title, inner, is_open=True), markup.GREY)
+
+
+def figures_text(figures: Mapping[int, Bundle]) -> str:
+    folded = fold_displays({rank: [bundle] for rank, bundle in figures.items()})
+    return "\n".join(
+        f"[{format_ranks(ranks)}] {bundle['data'].get('text/plain', '(a figure)')}"
+        for ranks, bundle in folded
+    )
+
+
+def bundle_html(bundle: Bundle) -> str:
+    data = bundle["data"]
+    if "text/html" in data:
+        return str(data["text/html"])
+    for mime in _IMAGES:
+        if mime in data:
+            # base64 may come in several lines; in a data URL it is one.
+            octets = escape("".join(str(data[mime]).split()))
+            # An image, not inline: JupyterLab takes SVG out of notebooks that are not trusted.
+            source = f"utf8,{quote(str(data[mime]))}" if mime == _SVG else f"base64,{octets}"
+            return _image(f"data:{mime};{source}", bundle, mime)
+    return markup.code(str(data.get("text/plain", "")))
+
+
+def _image(source: str, bundle: Bundle, mime: str) -> str:
+    alt = ansi.plain(str(bundle["data"].get("text/plain", "figure"))).strip("<>")
+    known = (bundle.get("metadata") or {}).get(mime) or {}
+    known = known if isinstance(known, Mapping) else {}
+    sizes = {key: str(known.get(key, "")) for key in ("width", "height")}
+    # Matched, as it comes from a rank and goes into an attribute of the page.
+    size = "".join(f' {key}="{n}"' for key, n in sizes.items() if _SIZE.fullmatch(n))
+    style = "max-width:100%;height:auto"
+    return f'<img src="{source}" alt="{escape(alt)}"{size} style="{style}">'
 
 
 # ---- what they raised ------------------------------------------------------------------------
@@ -282,7 +357,6 @@ def _parts(report: CellReport, look: Look) -> tuple[list[Section], dict[int, str
 
 
 def _label(report: CellReport) -> str:
-    """What stands before the values of the last expression."""
     return f"Out[{report.cell_number}]:" if report.cell_number else "Out:"
 
 
@@ -294,16 +368,12 @@ def _report_of(result: SpmdResult) -> CellReport:
 
 
 def heading(report: CellReport) -> str:
-    """How a cell went, in one line.
-
-    "8 ranks · ✓ 8 ok · 2.1 s (slowest rank 5: 2.1 s, fastest 1.9 s)"
-    """
+    """How a cell went: "8 ranks · ✓ 8 ok · 2.1 s (slowest rank 5: 2.1 s, fastest 1.9 s)"."""
     counts = [text for text, _ in _counts(report)]
     return " · ".join([rank_count(len(report.outputs)), *counts, _times(report)])
 
 
 def heading_html(report: CellReport) -> str:
-    """The same with the counts as badges."""
     badges = "".join(markup.badge(text, colour) for text, colour in _counts(report))
     return f"<b>{rank_count(len(report.outputs))}</b>{badges}{markup.muted(_times(report))}"
 
@@ -329,7 +399,6 @@ def shown_time(seconds: float) -> str:
 
 
 def _counts(report: CellReport) -> list[tuple[str, str]]:
-    """How many ranks ended in which way, each with its colour."""
     errors = report.error.errors.values() if report.error is not None else ()
     by_user = report.error is not None and report.error.by_user
     # A rank that waited counts once, as waiting, also where an interrupt has freed it.
@@ -345,7 +414,6 @@ def _counts(report: CellReport) -> list[tuple[str, str]]:
 
 
 def _times(report: CellReport) -> str:
-    """How long it took, and the extremes of the ranks if they are not much the same."""
     took, result = shown_time(report.elapsed_s), report.result
     by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks} if result else {}
     slow, fast = max(by_rank.values(), default=0.0), min(by_rank.values(), default=0.0)

@@ -1,43 +1,42 @@
 """How a cell is shown: in notebooks a bounded tail while it runs, then groups; in terminals, logs
-and trainings lines as they come. What it has shown is not shown again. Runs on the client.
+and trainings lines as they come; its loops as monitors. What it has shown is not shown again.
+Runs on the client.
 """
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import SpmdError
 from gpupool.core.formatting import format_ranks
+from gpupool.core.monitor_lines import MonitorLines
+from gpupool.core.progress import AFTER_S, Progress
 from gpupool.core.terminal import shows_colours, write_line
+from gpupool.core.wire.events import Event, MonitorEvent, ProgressEvent
 from gpupool.core.wire.output import STREAMS, OutputKind
-from gpupool.notebook.cells.figures import Bundle, bundle_html, is_embeddable, is_rich
+from gpupool.notebook.cells import picture
 from gpupool.notebook.cells.lines import Lines
-from gpupool.notebook.cells.picture import (
-    Look,
-    heading,
-    report_html,
-    report_text,
-    result_html,
-    result_text,
-    shown_time,
-    states_html,
-)
-from gpupool.notebook.monitor.loop_views import LoopViews
+from gpupool.notebook.cells.picture import Bundle, Look, bundle_html, is_embeddable, is_rich
 from gpupool.notebook.page import ansi, markup
-from gpupool.notebook.page.front_end import Place
+from gpupool.notebook.page.front_end import Place, has_reader, in_notebook
 from gpupool.notebook.pool_bar import interrupt_button
 from gpupool.pool.calls.diagnosis import Diagnosis
 from gpupool.pool.calls.output import SpmdResult
 from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport, States
 from gpupool.spmd.output import fold_displays
+
+if TYPE_CHECKING:
+    from gpupool.notebook.monitor.curves import LoopHistory
+    from gpupool.notebook.monitor.live import LiveMonitor
 
 REDRAW_EVERY_S = 0.25
 CLOCK_AFTER_S = 2.0  # a cell that says nothing shows its clock from then on
@@ -84,12 +83,10 @@ class LiveView:
                 self._timer.start()
 
     def notice(self, text: str | None) -> None:
-        """Have it stand below the tail, also where nothing was printed; the end takes it away."""
         with self._lock:
             self._notice, self._dirty = text, True
 
     def tick(self, states: States = dict) -> None:
-        """Draw, if there is news and it is time."""
         self._loops.tick()
         now = time.monotonic()
         # The larger the picture, the rarer: the page and its websocket have to keep up.
@@ -105,7 +102,6 @@ class LiveView:
         self._show(bundle)
 
     def finish(self, report: CellReport) -> None:
-        """Put the groups in the place of the tail."""
         # Even if nothing is shown now: late text must appear under this cell, not the next one.
         self._place.bind()
         self._loops.finish()
@@ -120,7 +116,6 @@ class LiveView:
         mark_shown(report.result, values=self._look.show_values)
 
     def _note(self, rank: int, kind: OutputKind, content: Any) -> None:
-        """Add a piece of output to the live picture."""
         shown_rank, figure = self._figure or (rank, {})
         if kind in STREAMS:
             self._lines.feed(rank, content, time.monotonic())
@@ -135,7 +130,8 @@ class LiveView:
         tail = self._lines.tail(NUM_TAIL_LINES)
         lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in tail]
         lines += self._lines.bars()[:NUM_TAIL_LINES]
-        blocks = [states_html(states) + markup.muted(f"running, {shown_time(now - self._began)}")]
+        clock = markup.muted(f"running, {picture.shown_time(now - self._began)}")
+        blocks = [picture.states_html(states) + clock]
         if lines:
             blocks.append(markup.code_html("\n".join(map(ansi.to_html, lines))))
         if self._figure is not None:
@@ -149,10 +145,10 @@ class LiveView:
 
     def _show_report(self, *, always: bool) -> None:
         assert self._report is not None
-        text = report_text(self._report, self._look)
+        text = picture.report_text(self._report, self._look)
         if text or always:
-            html = report_html(self._report, self._look)
-            self._show({"text/html": html, "text/plain": text or heading(self._report)})
+            html = picture.report_html(self._report, self._look)
+            self._show({"text/html": html, "text/plain": text or picture.heading(self._report)})
 
     def _show(self, data: dict[str, str]) -> None:
         self._drawn_chars = sum(map(len, data.values()))
@@ -196,12 +192,10 @@ def notice_html(text: str) -> str:
 class LineView:
     """Lines as they come, with their ranks; one that several say at about the same time once."""
 
-    def __init__(
-        self, ranks: Sequence[int], look: Look, stop_wish: threading.Event | None = None
-    ) -> None:
-        self._shown = {OutputKind.DISPLAY, *[OutputKind.RESULT] * look.show_values}
+    def __init__(self, ranks: Sequence[int] = (), show_values: bool = True) -> None:
+        self._shown = {OutputKind.DISPLAY, *[OutputKind.RESULT] * show_values}
         self._lines = Lines(ranks)
-        self._loops = LoopViews(stop_wish=stop_wish)
+        self._loops = LoopViews()
         self._lock = threading.Lock()  # output comes in another thread than that which waits
         self._is_over = False
         self._now = time.monotonic()  # of the last tick: what comes between two is in order of rank
@@ -221,12 +215,10 @@ class LineView:
             self._write(is_over=True)
 
     def tick(self, states: States = dict) -> None:
-        """Write what has come."""
         self._write(is_over=False)
         self._loops.tick()
 
     def finish(self, report: CellReport) -> None:
-        """Write the rest, also lines without an end."""
         with self._lock:
             for rank in report.outputs:
                 self._lines.end(rank, self._now)
@@ -247,15 +239,93 @@ class LineView:
 class QuietView(LineView):
     """Shows nothing but notices: who wants no output wants to hear of a cell that hangs."""
 
-    def __init__(self) -> None:
-        super().__init__((), Look())
-
     def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
-        """Nothing."""
+        pass
 
     def finish(self, report: CellReport) -> None:
-        """Nothing; the result counts as seen."""
         mark_shown(report.result)
+
+
+# ---- the loops of a cell -------------------------------------------------------------------------
+
+
+class LoopViews:
+    """Shows the monitors of a cell: each as the monitor of `train()`, in a terminal as lines.
+
+    Events may come in any thread; what is shown is shown in `tick` and `finish`. `stop_wish` is set
+    when Stop is pressed; without it there is no button.
+    """
+
+    def __init__(
+        self, *, beside: Place | None = None, stop_wish: threading.Event | None = None
+    ) -> None:
+        self._beside, self._stop_wish = beside, stop_wish
+        self._is_over = False  # nobody calls `tick` any more: what still comes is shown at once
+        # A queue: `take` must not wait for a picture, or the ranks' output would wait as well.
+        self._new: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._lock = threading.RLock()
+        self._bars: dict[str, Progress] = {}
+        self._shown: dict[int, tuple[LoopHistory, LiveMonitor]] = {}
+        self._lines: dict[int, MonitorLines] = {}
+
+    def take(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._new.put(event)
+        if self._is_over:
+            self.tick()
+
+    def tick(self) -> None:
+        with self._lock:
+            while not self._new.empty():
+                event = self._new.get()
+                if isinstance(event, MonitorEvent):
+                    self._show(event)
+                elif isinstance(event, ProgressEvent) and not self._is_over:
+                    self._draw_bar(event)
+
+    def finish(self) -> None:
+        """The cell is over: leave the last picture of each, and show at once what still comes."""
+        self._is_over = True
+        with self._lock:
+            self.tick()
+            for bar in self._bars.values():  # that were not ended
+                bar.close()
+            for history, view in self._shown.values():
+                history.end()
+                view(history)
+            self._stop_wish = None  # nobody is there to heed it
+
+    def _draw_bar(self, event: ProgressEvent) -> None:
+        """One bar for each thing that a rank reports, which it does when that has lasted."""
+        if event.what not in self._bars:
+            # The rank has waited its second already: the bar is drawn at once.
+            self._bars[event.what] = Progress(event.what, unit=event.unit, elapsed_s=AFTER_S)
+            self._bars[event.what].start()
+        bar = self._bars[event.what]
+        bar.update(event.done, event.total or None)
+        if event.done == event.total:
+            self._bars.pop(event.what).close()
+
+    def _show(self, event: MonitorEvent) -> None:
+        if not in_notebook() or not has_reader():
+            stream = sys.stdout if in_notebook() else sys.stderr
+            self._lines.setdefault(event.number, MonitorLines(stream))(event)
+        if not in_notebook():
+            return
+        # imported here: a cell without a monitor is quicker
+        from gpupool.notebook.monitor.curves import LoopHistory
+        from gpupool.notebook.monitor.live import LiveMonitor
+
+        if event.number in self._shown:
+            history, view = self._shown[event.number]
+            history.add(event)
+            view(history)
+        else:
+            history = LoopHistory(event, hears_stop=self._stop_wish is not None)
+            history.add(event)
+            wish = self._stop_wish or threading.Event()
+            view = LiveMonitor(wish.set, history, Place(self._beside))
+            self._shown[event.number] = history, view
 
 
 # ---- what the running cell has shown -------------------------------------------------------------
@@ -296,10 +366,10 @@ def register_formatters(shell: Any) -> None:
     def text(result: SpmdResult, p: Any, cycle: bool) -> None:
         is_inside = len(p.stack) > 1  # of a list, say
         texts = part_shown(result) == "nothing"
-        p.text(repr(result) if is_inside else result_text(result, texts=texts))
+        p.text(repr(result) if is_inside else picture.result_text(result, texts=texts))
 
     def html(result: SpmdResult) -> str:
-        return result_html(result, texts=part_shown(result) == "nothing")
+        return picture.result_html(result, texts=part_shown(result) == "nothing")
 
     formatters = shell.display_formatter.formatters
     formatters["text/plain"].for_type(SpmdResult, text)

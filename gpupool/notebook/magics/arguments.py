@@ -48,18 +48,12 @@ class MagicParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\d")
 
     def split(self, line: str) -> list[str]:
-        """The words of a line, as a shell splits it; an error where a quotation has no end."""
         try:
             return shlex.split(line)
         except ValueError as error:
             raise OptionsError(f"{self.prog}: {error}.") from None
 
     def parse_line(self, line: str) -> argparse.Namespace:
-        """The arguments on a magic's line.
-
-        Raises:
-            OptionsError: what is wrong, what is nearest to it, and how it is written.
-        """
         return self.parse_args(self.split(line))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -75,23 +69,17 @@ class MagicParser(argparse.ArgumentParser):
         return parsed, []
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error with this message, and how the line is written."""
         sentence = _REPEATED.sub("it takes no value", message)
         end = "" if sentence.endswith(("?", ".")) else "."
         usage = " ".join(self.format_usage().removeprefix("usage:").split())
         raise OptionsError(plain(f"{self.prog}: {sentence}{end} Usage: {usage}")) from None
 
     def option_names(self) -> list[str]:
-        """All options in all spellings."""
         return [name for action in self._actions for name in action.option_strings]
 
 
 def parse(line: str) -> argparse.Namespace:
-    """The command on a line of %gpupool, and its arguments; `words` of start are behind "--".
-
-    Raises:
-        OptionsError: there is no such command, or its arguments are wrong.
-    """
+    """The command on a line of %gpupool, and its arguments; `words` of start are behind "--"."""
     _refuse_typed_value(line.partition(" -- ")[0])
     words = GPUPOOL.split(line) or ["status"]
     command = "help" if words[0] in _HELP else words[0]
@@ -108,7 +96,6 @@ def parse(line: str) -> argparse.Namespace:
 
 
 def _refuse_typed_value(line: str) -> None:
-    """Raise an error, which does not repeat the value, if NAME=value is there."""
     if typed := _TYPED.search(line):
         raise OptionsError(
             f"{typed[1]}=...: name the variable only, its value is taken from the notebook's "
@@ -183,7 +170,6 @@ def _gpupool_parser() -> tuple[MagicParser, Mapping[str, MagicParser]]:
 
 
 def _add_start(command: Callable[..., MagicParser]) -> None:
-    """Where the ranks of start run, what they have, and how long."""
     start = command(
         "start",
         "Start the pool: one rank per GPU, or 2 CPU ranks on a machine without.",

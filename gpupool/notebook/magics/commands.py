@@ -17,7 +17,6 @@ from gpupool.core.wire.replies import DebugReply
 from gpupool.notebook import pool_bar
 from gpupool.notebook.magics import arguments
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.notebook.pool_bar import status_text
 from gpupool.pool import session
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import OutputRecorder
@@ -31,17 +30,11 @@ class Interrupted(KeyboardInterrupt):
     """The user has interrupted a magic; in IPython this shows as one line, without our frames."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints instead of a traceback."""
         return [f"KeyboardInterrupt: {self}"]
 
 
 def run(line: str) -> object:
-    """Do what stands behind `%gpupool`; without a word, show the status.
-
-    Raises:
-        OptionsError: there is no such command, or its arguments are wrong.
-        Interrupted: by the user.
-    """
+    """Do what stands behind `%gpupool`; without a word, show the status."""
     chosen = arguments.parse(line)
     try:
         return _COMMANDS[chosen.command](chosen)
@@ -64,7 +57,7 @@ def _start(chosen: Namespace) -> None:
     options = {name: value for name, value in vars(chosen).items() if name != "command"}
     with pool_bar.StartProgress() as progress:
         pool = session.start(**options, progress=progress)
-        progress.finish(status_text(pool.status()), pool)
+        progress.finish(pool_bar.status_text(pool.status()), pool)
 
 
 def _stop(chosen: Namespace) -> None:
@@ -78,7 +71,7 @@ def _restart(chosen: Namespace) -> None:
     pool = session.current_pool()
     with pool_bar.StartProgress("Starting ranks again") as progress:
         pool.restart(chosen.ranks, progress=progress)
-        progress.finish(status_text(pool.status()), pool)
+        progress.finish(pool_bar.status_text(pool.status()), pool)
 
 
 def _sync(chosen: Namespace) -> None:
@@ -157,7 +150,6 @@ def _post_mortem(pool: Pool, chosen: str | None) -> None:
 
 
 def _choose(pool: Pool, chosen: str | None) -> int:
-    """The rank to look at: the one that failed first, unless another is named."""
     pool.wait_until_usable()
     if pool.status().state == "busy":
         raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")

@@ -26,8 +26,6 @@ from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place
 
 @magics_class
 class GpupoolMagics(Magics):
-    """The magics; every one is a few lines over the Python API."""
-
     shell: Any
 
     @line_magic
@@ -94,9 +92,9 @@ class GpupoolMagics(Magics):
         # One for each cell: a press means the loop under which its button stands.
         stop_wish = threading.Event()
         shows_value = not (is_value or ends_quietly(code))
-        look = Look(show_values=shows_value, name=chosen.name or "_")
-        live = LiveView if in_notebook() else LineView
-        view = QuietView() if chosen.view == "quiet" else live(ranks, look, stop_wish)
+        look = Look(shows_value, name=chosen.name or "_")
+        shown = LiveView(ranks, look, stop_wish) if in_notebook() else LineView(ranks, shows_value)
+        view = QuietView() if chosen.view == "quiet" else shown
         # a handle's result shows its values itself, where it is asked for
         names, transform = self.shell.user_ns, self.shell.transform_cell
         notebook = None if chosen.isolate else Notebook(names, transform, at_once=chosen.nowait)
@@ -141,7 +139,6 @@ def _tell_of_its_error(run: SpmdRun, shell: Any) -> None:
 
 
 def register(shell: Any) -> None:
-    """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
     formatters.register(shell)
     register_formatters(shell)

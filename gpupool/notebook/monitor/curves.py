@@ -72,11 +72,9 @@ class Curve:
 
     @property
     def highest(self) -> float:
-        """The highest value; 0 where all are below."""
         return float(self._kept[:, 2].max(initial=0.0))
 
     def points(self, scale: float = 1) -> list[Point]:
-        """What is to be drawn."""
         _, steps, values = self._kept.T
         return [*zip(steps.astype(int).tolist(), _rounded(scale * values), strict=True)]
 
@@ -138,7 +136,6 @@ class TrainingCurves:
             curves["validation"].extend(values)
 
     def plots(self, history: TrainingHistory) -> tuple[View, Lines]:
-        """Looks and axes of all plots, and all lines."""
         self._take(history)
         lasts = [one.step for one in history.steps[-1:]]
         lasts += [one.step for one in history.validations[-1:]]
@@ -193,8 +190,7 @@ def _percent(value: float) -> str:
 class LoopHistory:
     """One monitor: its last event, the last value of each metric, and their curves.
 
-    Args:
-        hears_stop: somebody waits for the loop, and passes on the press of a Stop button.
+    `hears_stop`: somebody waits for the loop, and passes on the press of a Stop button.
     """
 
     def __init__(self, event: MonitorEvent, *, hears_stop: bool = False) -> None:
@@ -232,22 +228,18 @@ class LoopHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
         return bool(self._status) or self.event.status in OVER
 
     @property
     def can_stop(self) -> bool:
-        """Whether a press of Stop ends it."""
         return self.hears_stop and self.event.heeds_stop and not self.is_over
 
     @property
     def progress(self) -> float | None:
-        """The share done; None where nobody knows how much there is."""
         num_steps = self.event.num_steps
         return min(1.0, self.step / num_steps) if num_steps else None
 
     def line(self) -> str:
-        """Where it is, in one line of text."""
         line = monitor_line(self.event, self.step, self.latest)
         return line if self.status == self.event.status else f"{line}, {self.status}"
 

@@ -24,12 +24,8 @@ OUTPUT_EVERY_S, UNSEEN_EVERY_S = 60.0, 10.0
 class LiveMonitor:
     """An output of the cell that is kept up to date until the end, when its picture stays.
 
-    Call it with the history as often as there is news, from any thread.
-
-    Args:
-        on_stop: called when Stop is pressed, in whichever thread the kernel handles messages: it
-            may only set an Event.
-        place: the output that it takes; of the running cell unless given.
+    Call it with the history as often as there is news, from any thread. `on_stop` is called when
+    Stop is pressed, in whichever thread the kernel handles messages: it may only set an Event.
     """
 
     def __init__(
@@ -81,7 +77,12 @@ class LiveMonitor:
         board = board_of(self._history, self._told, self._curves)
         if self._still or self._history.is_over:
             html, text = picture.still_html(board), picture.text_of(self._history)
-            self._leave({"text/html": html, "text/plain": text})
+            still = {"text/html": html, "text/plain": text}
+            if still != self._still:
+                self._still = still
+                self._place.show(still)
+                # Also for a page that was loaded again meanwhile, which does not know the display.
+                self._live.tell(still=still)
             return
         if self._image_is_due():
             self._image_at, self._image_is_old = now, False
@@ -99,13 +100,6 @@ class LiveMonitor:
             self._output_at = now
             html = picture.live_html(board, self._image, self._live.part)
             self._place.show({"text/html": html, "text/plain": picture.text_of(self._history)})
-
-    def _leave(self, still: dict[str, str]) -> None:
-        if still != self._still:
-            self._still = still
-            self._place.show(still)
-            # Also for a page that was loaded again meanwhile, which does not know the display.
-            self._live.tell(still=still)
 
     def _press(self, _press: str, _meant: Meant) -> None:
         # Without the lock, which a drawing thread may hold: the wish must not wait for a picture.

@@ -45,11 +45,10 @@ class Board:
 
 
 def board_of(history: History, status: str = "", curves: TrainingCurves | None = None) -> Board:
-    """The state of a history.
+    """What there is to draw of a history.
 
-    Args:
-        status: in the place of the history's own: a press that it has not noticed yet.
-        curves: of a training that is drawn again and again: they take in what is new of it.
+    `status` is in the place of its own: a press that it has not noticed yet. `curves` are those of
+    a training that is drawn again and again: they take in what is new of it.
     """
     status = status or history.status
     if isinstance(history, LoopHistory):
@@ -57,6 +56,7 @@ def board_of(history: History, status: str = "", curves: TrainingCurves | None =
     headline, remaining = words.headline(history, status), words.remaining(history)
     view, lines = (curves or TrainingCurves()).plots(history)
     clock = {"started_at": history.start.started_at if history.start else 0.0}
+    where = f"at step {number(len(history.steps))}" if history.steps else "before the first step"
     return Board(
         parts={
             "header": header(headline, history.progress, remaining, is_failed=status == "failed"),
@@ -64,7 +64,7 @@ def board_of(history: History, status: str = "", curves: TrainingCurves | None =
             "tables": _tables(words.table(history)),
             "ranks": _ranks(history),
         },
-        lost=f"Failed: {words.lost(history)}",
+        lost=f"Failed: The kernel stopped {where}, and the training with it.",
         stop="" if history.is_over else words.stop_label(history),
         plots={"view": {**view, "clock": clock}, "lines": lines},
     )
@@ -91,20 +91,15 @@ def _board_of_loop(history: LoopHistory, status: str) -> Board:
 
 
 def text_of(history: History) -> str:
-    """The state of a history without HTML."""
     return history.line() if isinstance(history, LoopHistory) else words.training_text(history)
 
 
 def history_html(history: History) -> str:
-    """Plots, tables and the table of ranks as one self-contained piece of HTML that stays.
-
-    Its size is bounded, however long the training is.
-    """
+    """The picture that stays; its size is bounded, however long the training is."""
     return still_html(board_of(history))
 
 
 def still_html(board: Board) -> str:
-    """The picture that stays: its plots answer the pointer."""
     image = image_of(board)
     state = markup.data_script(board.plots, "gpupool-state") if image else ""
     end = _style("monitor.css") + plots_script()
@@ -112,7 +107,6 @@ def still_html(board: Board) -> str:
 
 
 def live_html(board: Board, image: str, part: Part) -> str:
-    """The picture of what goes on, of elements that `part` makes."""
     return _frame("gpm gpl-frame", board, image, part, _style("plots.css", "monitor.css"))
 
 
@@ -143,7 +137,6 @@ def image_of(board: Board) -> str:
 
 @functools.cache
 def plots_script() -> str:
-    """What puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
     code = markup.static_text("plots.js", "stills.js")
     # Only plots that the script makes need their style, and in it that takes half the room.
@@ -170,7 +163,6 @@ def header(headline: str, progress: float | None, remaining: str, *, is_failed: 
 
 
 def _notices(texts: Sequence[str]) -> str:
-    """What should be known at once, a block each."""
     style = "white-space:pre-wrap"  # also where style sheets are taken out
     return "".join(
         f'<div class="gpm-notice" style="{style}">{escape(text)}</div>' for text in texts if text
@@ -178,7 +170,6 @@ def _notices(texts: Sequence[str]) -> str:
 
 
 def _tables(sections: words.Table) -> str:
-    """The tables beside the plots."""
     return "".join(
         f'<details open=""><summary>{escape(title)}</summary>'
         f'<table aria-label="{escape(title)}"><tbody>{"".join(map(_row, rows))}</tbody></table>'
@@ -195,7 +186,6 @@ def _row(row: tuple[str, str]) -> str:
 
 
 def _ranks(history: TrainingHistory) -> str:
-    """How each rank fared last. Many ranks scroll."""
     if not history.ranks:
         return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
@@ -216,7 +206,6 @@ def _ranks(history: TrainingHistory) -> str:
 
 
 def _share(share: float | None, text: str) -> str:
-    """A bar beside its words; the words alone where nobody knows the share."""
     if share is None:
         return escape(text)
     return f'<div><i><i style="width:{100 * share:.0f}%"></i></i>{escape(text)}</div>'

@@ -37,8 +37,6 @@ _MISREAD = re.compile(r"[^\w.~\- '/:;,=()!+]+", re.ASCII)  # by an attribute, a 
 
 
 class Axis(NamedTuple):
-    """From where to where an axis goes, and what it has numbers at."""
-
     low: float
     high: float
     ticks: Sequence[float] = ()
@@ -109,7 +107,6 @@ def smoothed(
 
 
 def image(view: dict[str, Any], lines: dict[str, dict[str, list[Any]]]) -> str:
-    """The plots of a view as an image for a page; `lines` are all curves."""
     plots = view["plots"]
     num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
     drawn = []
@@ -155,7 +152,6 @@ def _plot(plot: Style, lines: dict[str, list[Any]], axes: dict[str, Any], right:
 
 
 def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:
-    """The signs of the lines with their labels, and where they end."""
     out, left = [], 0.0
     for one in entries:
         # An estimate: SVG cannot measure text, and no browser is asked.
@@ -186,10 +182,7 @@ def _stroke(line: Style, color: str) -> str:
 
 
 def value_axis(values: Iterable[float]) -> Axis:
-    """The axis of these: from 0, unless that hides a curve.
-
-    A few that are far from all others lie beyond it.
-    """
+    """The axis of these: from 0, unless that hides a curve. A few that are far off lie beyond."""
     ordered = sorted(values)
     if not ordered:
         return nice_axis(0.0, 1.0)
@@ -266,12 +259,10 @@ def tick_label(tick: float) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", style: str = "") -> str:
-    """A line of words."""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
 
 
 def grid(right: float, bottom: float, steps: Axis, values: Axis, label: str) -> str:
-    """Lines of the grid, the numbers of both axes, and a label below."""
     x, y = scale(steps, 0, right), scale(values, bottom, 0)
     lines = "".join(f"M0 {y(tick):.1f}H{right}" for tick in values.ticks)
     out = [f'<path d="{lines}" stroke="currentColor" stroke-opacity=".25"/>']
@@ -281,11 +272,8 @@ def grid(right: float, bottom: float, steps: Axis, values: Axis, label: str) -> 
 
 
 def epochs(per_epoch: int, end: int, bottom: float, x: Scale) -> str:
-    """Bands of one or more epochs, every second shaded, labelled above, where no curve goes.
-
-    None where nobody knows how long an epoch is, as of a stream.
-    """
-    count = math.ceil(end / per_epoch) if per_epoch else 0
+    """Bands of one or more epochs, every second shaded, labelled above, where no curve goes."""
+    count = math.ceil(end / per_epoch) if per_epoch else 0  # of a stream nobody knows
     size = math.ceil(nice_step(count, 12)) if count else 1
     out = []
     for n, first in enumerate(range(0, count, size)):
@@ -301,7 +289,6 @@ def epochs(per_epoch: int, end: int, bottom: float, x: Scale) -> str:
 
 
 def polyline(points: Points, x: Scale, y: Scale, style: str) -> str:
-    """A line through points."""
     path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
     return f'<polyline fill="none" {style} points="{path}"/>'
 
@@ -321,10 +308,7 @@ def ring(x: float, y: float, radius: float = 6.5) -> str:
 
 
 def picture(inner: str, width: float, height: float, label: str) -> str:
-    """An SVG as an image, which passes where SVG itself is taken out of a page.
-
-    GitHub does so, and JupyterLab with notebooks that are not trusted.
-    """
+    """An SVG as an image: it stays where SVG itself is taken out, on GitHub and without trust."""
     drawn = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" font-family="system-ui,sans-serif" '

@@ -20,24 +20,12 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 40  # classes
 _RIGHT, _WRONG = "0,114,189", "217,83,25"  # as MATLAB's confusionchart has them
-# In a style sheet, as there may be 1,600 cells; where it is taken out, the numbers remain.
-_STYLE = """
-#UID table{FONT;border-collapse:collapse;margin:6px 0}
-#UID tr:nth-child(n){background:none}
-#UID :is(td,th){padding:3px 7px;text-align:right;white-space:nowrap;color:inherit;background:none;
-border:1px solid rgba(128,128,128,.25);font-variant-numeric:tabular-nums}
-#UID th{font-weight:600;border:0}
-#UID thead th{vertical-align:bottom}
-#UID th span{display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg)}
-#UID :is(td,th).gp-share{border:0;padding:3px 4px;opacity:.8;font-weight:400;font-size:90%}
-"""
 # Mid-tones for light and dark pages; what computes is the quietest of them.
 _INKS = ("#e0632a", "#8c959f", "#1a85d6", "#2da44e", "#a855c7", "#b58900", "#12939a", "#57606a")
 _COLORS = dict(zip(PHASES, _INKS, strict=True))
 
 
 def result_html(found: result.TrainingResult) -> str:
-    """The facts and values, and the warnings above them."""
     colour = markup.GREEN if found.history.status == "finished" else markup.AMBER
     state, _, rest = found.headline.partition(", ")
     badge = markup.badge(state, colour)
@@ -48,7 +36,6 @@ def result_html(found: result.TrainingResult) -> str:
 
 
 def validation_html(event: ValidationEvent) -> str:
-    """What one validation has found."""
     when = f"after step {event.step:,}, epoch {event.epoch}"
     best = markup.badge("best so far", markup.GREEN) if event.is_best else ""
     head = f"<div><b>Validation</b> {markup.muted(when)}{best}</div>"
@@ -57,16 +44,13 @@ def validation_html(event: ValidationEvent) -> str:
 
 
 def validation_text(event: ValidationEvent) -> str:
-    """The same as a line."""
     values = result.in_words(result.measured_by(event))
     return f"Validation after step {event.step:,} (epoch {event.epoch}): {values}"
 
 
 def confusion_html(matrix: ConfusionMatrix) -> str:
     """Rows are true classes, columns predicted ones; recall beside each row, precision below each
-    column.
-
-    Of very many classes, the pairs that were confused most often.
+    column. Of very many classes, the pairs that were confused most often.
     """
     head = f"<div><b>Confusion matrix</b> {markup.muted(matrix.summary())}</div>"
     if len(matrix.classes) > _MAX_SHOWN:
@@ -90,7 +74,7 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
         f'<th scope="row" class="gp-share">precision</th>{precision}'
         '<td class="gp-share"></td></tr></tfoot></table>'
     )
-    style = _STYLE.replace("UID", uid).replace("FONT", markup.FONT)
+    style = markup.compact_style(markup.static_text("confusion.css")).replace("UID", uid)
     scroller = markup.scroller(table, "Confusion matrix")
     return markup.card(f'<div id="{uid}"><style>{style}</style>{head}{scroller}</div>')
 
@@ -119,7 +103,6 @@ def _percent(share: float) -> str:
 
 
 def diagnosis_html(found: doctor.Diagnosis) -> str:
-    """The verdict, what to do next, and what each rank spent its time on."""
     colour = markup.GREEN if found.verdict == "balanced" else markup.AMBER
     head = f"<div>{markup.badge(found.verdict, colour)}<b>{escape(found.sentence)}</b></div>"
     following = f"<div>Next: {escape(found.next_step)}</div>"
@@ -128,7 +111,6 @@ def diagnosis_html(found: doctor.Diagnosis) -> str:
 
 
 def shares_html(shares: doctor.Shares) -> str:
-    """A bar for each rank, with a key below."""
     if not shares.by_rank:
         return ""
     rows = "".join(
@@ -162,14 +144,12 @@ def share_bar(shares: Mapping[str, float]) -> str:
 
 
 def scaling_html(found: Scaling) -> str:
-    """The sentence, speed-up as a plot, and the table."""
     head = f"<div><b>{escape(found.sentence)}</b> {markup.muted(f'{found.mode} scaling')}</div>"
     table = markup.scroller(markup.table(COLUMNS, found.table()), "Each number of ranks")
     return markup.card(head, f'<div style="max-width:42em">{_scaling_image(found)}</div>', table)
 
 
 def _scaling_image(found: Scaling) -> str:
-    """Speed-up over ranks, beside the ideal one."""
     numbers = [one.num_ranks for one in found.sizes]
     speeds = [(one.num_ranks, found.speedup(one)) for one in found.sizes]
     looks = [plots.own_plot("speed", "speed-up", ["measured", "ideal"])]

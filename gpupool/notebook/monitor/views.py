@@ -25,9 +25,7 @@ LINE_EVERY_S = 10.0
 def show_training(run: TrainingRun, how: str = "auto", *, waits: bool = True) -> None:
     """Show the course of `run` where the user is: the one place that chooses how.
 
-    Args:
-        how: `TrainingOptions.progress`.
-        waits: whether the cell waits for its end; if not, the user continues at the prompt.
+    `how` is `TrainingOptions.progress`. Unless the cell `waits`, the user goes on at the prompt.
     """
     if how == "none":
         return
@@ -61,13 +59,8 @@ def _live(run: TrainingRun) -> Listener:
 
 
 class TextProgress:
-    """Draws a line over itself on a terminal; in a log writes one for each validation or epoch, or
-    every 10 s. At the end it leaves a line.
-
-    Call it with the history as often as there is news.
-
-    Args:
-        draws: False has it write lines on a terminal, too.
+    """Draws a line over itself on a terminal; in a log, or unless it `draws`, writes one for each
+    validation or epoch, or every 10 s. At the end it leaves a line.
     """
 
     def __init__(self, stream: TextIO, *, draws: bool = True) -> None:
@@ -79,7 +72,6 @@ class TextProgress:
         self._over = False
 
     def __call__(self, history: TrainingHistory) -> None:
-        """Write what is new."""
         if self._over:  # the end may be reported twice: by its event, and when the run is over
             return
         self._over = history.is_over

@@ -22,7 +22,7 @@ from gpupool.training.doctor import diagnose
 from gpupool.training.history import TrainingHistory, after, best_of, figure, many, no_improvement
 
 Rows = list[tuple[str, str]]
-Table = list[tuple[str, Rows]]
+Table = list[tuple[str, Rows]]  # beside the plots: sections, and what they have
 
 _TOLD = 0.2  # of the time
 MAX_WARNINGS = 3
@@ -31,10 +31,7 @@ RANK_COLUMNS = ("rank", "device", "utilization", "memory", "temp.", "own time/st
 
 
 def headline(history: TrainingHistory, status: str | None = None) -> str:
-    """What happens, changing a few times an epoch only: it is read aloud by screen readers.
-
-    `status` overrides that of the history.
-    """
+    """What happens, changing a few times an epoch only: it is read aloud by screen readers."""
     status, start, stage = status or history.status, history.start, history.stage
     if status == "failed":
         return f"Failed: {shortened(history.error)}"
@@ -59,14 +56,7 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
     return f"Training: epoch {epoch} of {start.num_epochs}{f', {stage}' if stage else ''}"
 
 
-def lost(history: TrainingHistory) -> str:
-    """What is said where the kernel has died now."""
-    where = f"at step {number(len(history.steps))}" if history.steps else "before the first step"
-    return f"The kernel stopped {where}, and the training with it."
-
-
 def _step(history: TrainingHistory) -> str:
-    """The last step, and of how many, where that is known."""
     of = f" of {number(history.num_steps)}" if history.num_steps else ""
     return number(len(history.steps)) + of
 
@@ -87,10 +77,7 @@ def bottleneck(history: TrainingHistory) -> str:
 
 
 def remaining(history: TrainingHistory) -> str:
-    """The share done and the time left, as "62 % · about 1 min 10 s left".
-
-    Of what happens beside the steps, how far that is: "12.3 of 98.0 MB".
-    """
+    """ "62 % · about 1 min 10 s left"; of what happens beside the steps, "12.3 of 98.0 MB"."""
     aside = history.aside if history.stage else None
     if aside is not None and aside.total:
         return done_of(aside.done, aside.total, aside.unit)
@@ -102,16 +89,13 @@ def remaining(history: TrainingHistory) -> str:
 
 
 def stop_label(history: TrainingHistory) -> str:
-    """What the Stop button does: it keeps the best network where one is kept, else the last."""
     keeps_best = history.start is not None and history.start.keep == "best"
     return "Stop and keep best" if keeps_best else "Stop"
 
 
 def table(history: TrainingHistory) -> Table:
-    """The column beside the plots: (section, [(label, value), ...]).
-
-    What has nothing to say, "", is left out. What will have a value has a dash until then, so that
-    nothing jumps.
+    """What has nothing to say, "", is left out. What will have a value has a dash until then, so
+    that nothing jumps.
     """
     sections = [
         ("Results", _results(history)),
@@ -178,7 +162,6 @@ def _setup(history: TrainingHistory) -> Rows:
 
 
 def training_text(history: TrainingHistory) -> str:
-    """The outcome in a few lines."""
     said = [*notice(history).splitlines(), *filter(None, [bottleneck(history)])]
     lines = [headline(history), *(f"  {line}" for line in said)]
     if history.start is None or not history.steps:

@@ -22,21 +22,16 @@ _COLOURS = {
 
 
 def plain(text: str) -> str:
-    """The text without colours."""
-    return CODES.sub("", text) if "\x1b" in text else text
+    return CODES.sub("", text)
 
 
 def without_moves(text: str) -> str:
     """The text with its colours only."""
-    if "\x1b" not in text:
-        return text
     return CODES.sub(lambda match: match[0] if match[1] is not None else "", text)
 
 
 def to_html(text: str) -> str:
     """The text as HTML, with its colours; other codes are left out."""
-    if "\x1b" not in text:
-        return escape(text)
     shown: list[str] = []
     position, style = 0, ""
     for match in CODES.finditer(text):

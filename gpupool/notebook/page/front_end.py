@@ -45,7 +45,6 @@ class Place:
         self._parent: dict[str, Any] = {}
 
     def bind(self) -> None:
-        """Belong to the cell that runs now, unless it belongs to one already."""
         if self._parent:
             return
         if self._beside is not None:
@@ -80,7 +79,6 @@ class Place:
 
 
 def _shell() -> Any:
-    """IPython's shell; None where there is none."""
     loaded: Any = sys.modules.get("IPython.core.getipython")
     get_ipython = getattr(loaded, "get_ipython", None)  # None while it is being imported
     return get_ipython() if get_ipython is not None else None

@@ -60,12 +60,11 @@ class LiveHtml(anywidget.AnyWidget):
         return f'<div class="{classes}" data-part="{name}"{live}>{inner}</div>'
 
     def tell(self, **news: Any) -> None:
-        """Send what of it the pages do not know yet; any thread may call.
+        """Send what of the news the pages do not know yet; any thread may call.
 
-        Args:
-            news: "parts", the HTML of some; "gone", what stands in the place of some when the
-                kernel has ended, and its "text"; "plots", as JSON; "meant", for the presses to
-                come; "still", the mime bundle that takes the place of all this at the end.
+        "parts", the HTML of some; "gone", what stands in the place of some when the kernel has
+        ended, and its "text"; "plots", as JSON; "meant", for the presses to come; "still", the mime
+        bundle that takes the place of all this at the end.
         """
         with self._lock:
             known = self._told["parts"]
@@ -83,7 +82,6 @@ class LiveHtml(anywidget.AnyWidget):
         return {**state, "state": dict(self._told)} if "state" in state else state
 
     def open(self) -> None:
-        """Register the model with the browser."""
         super().open()
         self._answer_on_any_shell()
 
@@ -103,7 +101,6 @@ class LiveHtml(anywidget.AnyWidget):
             self.comm.__dict__.pop("_reply_subshell_id", None)
 
     def _receive(self, _widget: object, content: dict[str, Any], _buffers: object) -> None:
-        """Handle a message from the browser, in a thread of the kernel's choice."""
         press = content.get("press")
         if press == "hello":
             self.tell(answers=self._told["answers"] + 1)
@@ -114,13 +111,11 @@ class LiveHtml(anywidget.AnyWidget):
 
 
 def button(press: str, label: str, *, title: str = "", looks: str = "", off: bool = False) -> str:
-    """A button of a part.
+    """A button of a part; `looks` are CSS classes.
 
-    Args:
-        looks: CSS classes: "gpl-grave" ends something; the press of a "gpl-kernel" that is not
-            heard becomes one of the notebook's own button; a "gpl-now" may be drawn again at any
-            moment, so it is heard when the pointer goes down.
-        off: it cannot be pressed.
+    "gpl-grave" ends something; the press of a "gpl-kernel" that is not heard becomes one of the
+    notebook's own button; a "gpl-now" may be drawn again at any moment, so it is heard when the
+    pointer goes down.
     """
     disabled = " disabled" if off else ""
     return (

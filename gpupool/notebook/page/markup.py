@@ -34,7 +34,6 @@ def ink(colour: str) -> str:
 
 
 def card(*parts: str) -> str:
-    """Parts in a frame."""
     return f'<div style="{CARD}">{"".join(parts)}</div>'
 
 
@@ -47,7 +46,6 @@ def badge(text: str, colour: str) -> str:
 
 
 def muted(text: str) -> str:
-    """Text of less weight."""
     return f'<span style="opacity:.7">{escape(text)}</span>'
 
 
@@ -59,7 +57,6 @@ def bar(inner: str, colour: str) -> str:
 
 
 def code(text: str) -> str:
-    """Preformatted text."""
     return code_html(escape(text))
 
 
@@ -73,7 +70,6 @@ def code_html(inner: str) -> str:
 
 
 def progress(share: float, label: str) -> str:
-    """A bar that shows a share."""
     style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
     return f'<progress value="{share:.3f}" aria-label="{escape(label)}" style="{style}"></progress>'
 
@@ -87,7 +83,6 @@ def scroller(inner: str, label: str) -> str:
 
 
 def fold_out(title: str, inner: str, *, is_open: bool) -> str:
-    """A block under a title that opens and closes it."""
     state = " open" if is_open else ""
     summary = f'<summary style="cursor:pointer">{title}</summary>'
     return f"<details{state}>{summary}{inner}</details>"
@@ -154,7 +149,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "")
 
 
 def table_html(found: Table) -> str:
-    """A table below its title, in a frame."""
     head = f"<div><b>{escape(found.title)}</b></div>"
     return card(head, scroller(table(found.columns, found.rows), found.title))
 

@@ -1,7 +1,4 @@
-"""How far something is, where the user is: a bar in a notebook, a line on a terminal. Client.
-
-On what is neither, a log file say, nothing is drawn.
-"""
+"""How far something is, where the user is: a bar in a notebook, a line on a terminal. Client."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ CLASS = "gpupool-progress"  # of its element, which sets it apart from what a ce
 
 
 def open_drawing() -> Drawing | None:
-    """What draws something here; None where nothing is to move."""
+    """What draws something here; None where nothing is to move, as in a log."""
     if in_notebook():
         return NotebookBar()
     if not has_cursor(sys.stderr):
@@ -29,11 +26,7 @@ def open_drawing() -> Drawing | None:
 
 
 class NotebookBar:
-    """A bar below the cell; at the end nothing is seen of it.
-
-    Args:
-        place: where it is drawn, if something else is to be there at its end.
-    """
+    """A bar below the cell, or in a place where something else is to be at its end."""
 
     def __init__(self, place: Place | None = None) -> None:
         self._place = place or Place()
@@ -49,10 +42,7 @@ class NotebookBar:
 
 
 def bar_text(one: Progress, width: int | None = None) -> str:
-    """How far it is in one line of `width` characters; at its end "".
-
-    For example "Listing: 12000 files [00:03, 4000.00 files/s]".
-    """
+    """ "Listing: 12000 files [00:03, 4000.00 files/s]", in `width` characters; "" at its end."""
     if one.is_over:
         return ""
     # A store may report its files all at once: then there is only the time to show.

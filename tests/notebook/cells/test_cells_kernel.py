@@ -32,7 +32,6 @@ def kernel(clean_kernel: Kernel) -> Kernel:
 
 
 def says(words: str) -> Condition:
-    """Whether a cell has said this by now."""
     return lambda cell: words in cell.text
 
 
@@ -43,7 +42,6 @@ def outputs_of(cell: Cell) -> list[str]:
 
 
 def assert_is_short(text: str) -> None:
-    """An error without a frame of ours."""
     assert not frames_of_ours(text)
     assert "ipyparallel" not in text
 

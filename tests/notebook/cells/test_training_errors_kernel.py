@@ -60,7 +60,6 @@ PARTS = {
 
 @pytest.fixture(scope="module")
 def kernel(clean_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    """A kernel with a pool of two ranks, data sets and options."""
     folder = tmp_path_factory.mktemp("images")
     for name in ("a", "b"):
         (folder / name).mkdir()

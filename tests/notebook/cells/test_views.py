@@ -216,11 +216,6 @@ def test_equal_lines_are_one_below_lines_that_differ() -> None:
 
 
 def test_of_bars_the_range_is_shown() -> None:
-    bars = [
-        (rank, f"epoch: {done:3}%|{'█' * rank}   | {done}/100 [00:01<00:01, {rate}it/s]")
-        for rank, (done, rate) in enumerate([(57, 9.9), (47, 8.0), (40, 7.1), (37, 6.2)])
-    ]
-    assert fold_bars(bars) == ["[0-3] epoch 37-57 %"]
     counts = [(0, "12it [00:01,  9.80it/s]"), (1, "14it [00:01,  9.90it/s]")]
     assert fold_bars(counts) == ["[0, 1] 12-14 it"]
     same = [(0, "9%| | 9/99 [00:01, 2.0it/s]"), (1, "9%| | 9/99 [00:01, 1.0it/s]")]

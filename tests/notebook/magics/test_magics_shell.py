@@ -23,7 +23,6 @@ def fresh(clean_terminal: Terminal) -> Terminal:
 
 @pytest.fixture
 def terminal(fresh: Terminal) -> Terminal:
-    """The shell with a pool of two ranks."""
     if "No pool" in fresh.run("%gpupool").stdout:
         assert fresh.run("%gpupool start --cpu -n 2").success
     return fresh

@@ -1,4 +1,4 @@
-"""What is told of trainings and loops, ordinary and odd ones, in every view; never a password."""
+"""What is told of trainings and sweeps, ordinary and odd ones, in every view; never a password."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from gpupool.core.wire.events import (
     DataEvent,
     EndEvent,
     Event,
-    MonitorEvent,
     RankEvent,
     StartEvent,
     StepEvent,
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.notebook.monitor.curves import LoopHistory
 from gpupool.notebook.monitor.picture import board_of, history_html, image_of, live_html
 from gpupool.notebook.monitor.result_view import result_html, validation_html
 from gpupool.notebook.monitor.views import TextProgress
 from gpupool.notebook.monitor.words import training_text
 from gpupool.notebook.page.markup import table_html
+from gpupool.notebook.sweep import sweep_html
 from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
+from gpupool.training.sweep import SweepProgress, Trial
 from tests.notebook.feed import full_events, history_of
+from tests.notebook.page.test_hostile_markup import HOSTILE, assert_harmless
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
@@ -78,7 +79,6 @@ def course(name: str) -> TrainingHistory:
 
 
 def views(history: TrainingHistory) -> dict[str, str]:
-    """All that a user sees of a training, by what it is called."""
     model = type(f"Net{MARKUP}", (nn.Linear,), {})(2, 2)
     result = TrainingResult(model, history, gpupool.TrainingOptions())
     compared, board = gpupool.compare(history, history), board_of(history)
@@ -171,22 +171,31 @@ def test_a_training_shows_its_notice_until_it_is_over() -> None:
     assert training_text(history).splitlines()[1] == "  rank 1 <hangs>."
 
 
-# ---- a loop of the user's own ------------------------------------------------------------------
+# ---- a sweep ------------------------------------------------------------------------------------
 
-GROUPS = {"Losses": ["train", "held out"], "rate": ["rate"], "norm": ["norm"]}
+REPORTS = [(1, 0.4), (2, float("nan")), (3, 0.9)]
+DONE = Trial(0, {"lr": 0.0125, "layers": 64}, "done", 0.9, REPORTS, 1, 12.0)
+FAILED = Trial(2, {"lr": 0.5}, "failed", None, [], 1, 0.5, "ValueError: no <b>")
+RUNNING = Trial(3, {"lr": 0.2})
+TRIALS = [DONE, Trial(1, {"lr": 1e-5}, "pruned", 0.1, [(1, 0.1)], 0, 2.0), FAILED, RUNNING]
+SWEEP = SweepProgress("digits", "accuracy", "maximize", TRIALS, 40, 14.0, 120.0)
 
 
-def news(*steps: int) -> MonitorEvent:
-    rows = [(step, 0.1 * step, {"train": 1 / step, "rate": math.nan}) for step in steps]
-    return MonitorEvent(1, "Mine", 0, 2, GROUPS, {"epoch": "3"}, "running", True, 1.5, rows)
+def test_each_trial_has_a_row_and_the_best_is_named() -> None:
+    html = sweep_html(SWEEP)
+    found = dict(re.findall(r"<tr><td [^>]*>(\d+)</td>(.*?)</tr>", html))
+    assert [n for n, row in found.items() if ">best<" in row] == ["0"]
+    assert all(f">{trial.state}<" in found[str(trial.number)] for trial in TRIALS)
+    for shown in (">0.0125<", ">64<", ">90.0 %<", 'alt="2 reports, the last 90.0 %"'):
+        assert shown in found["0"]
+    assert "Best: trial 0: accuracy 90.0 % with lr 0.0125, layers 64" in html
+    assert "digits: 3 of 40 trials, about 2 min 0 s left" in html
+    assert '<progress value="0.075" aria-label="Trials"' in html
+    assert "<progress" not in sweep_html(replace(SWEEP, status="finished"))
 
 
-def test_only_finite_points_of_a_loop_are_drawn() -> None:
-    history = LoopHistory(news())
-    history.add(news(1, 2))
-    history.add(news(4))
-    assert board_of(history).plots["lines"] == {
-        "0": {"0": [(1, 1.0), (2, 0.5), (4, 0.25)], "1": []},
-        "1": {"0": []},
-        "2": {"0": []},
-    }
+def test_odd_names_values_and_courses() -> None:
+    odd = replace(DONE, number=1, params={HOSTILE: HOSTILE}, course=[(5, 1e308), (5, 1e308)])
+    trials = [DONE, odd, replace(odd, state="failed", error=HOSTILE)]
+    assert_harmless(sweep_html(replace(SWEEP, name=HOSTILE, metric=HOSTILE, trials=trials)))
+    assert "<table" not in sweep_html(replace(SWEEP, trials=[], left_s=None))
