@@ -58,10 +58,8 @@ class BatchForm:
     needs_target: bool = False
 
     def halves(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """What the network is called with, see `called`, and what the loss gets.
-
-        Raises DataError if the batch has no such parts.
-        """
+        """What the network is called with, see `called`, and what the loss gets. Raises DataError
+        if the batch has no such parts."""
         is_pair = targets is not None
         batch = (inputs, targets) if is_pair else inputs
         if self.targets == "batch":
@@ -96,7 +94,6 @@ class BatchForm:
         return any(name in LABELS for name in self.parameters.names[1:2])
 
     def _split(self, batch: Any) -> tuple[Any, Any]:
-        """What is for the network, and the target, of a batch that is no pair."""
         if isinstance(batch, Mapping):
             label = label_of(batch)
             if label is not None and len(batch) > 1:
@@ -112,10 +109,7 @@ class BatchForm:
         raise _unclear(f"{len(batch)} parts", "no pair")
 
     def _chosen(self, offered: Any, is_pair: bool) -> Any:
-        """What the network is called with, of what is for it.
-
-        Of columns: those that it takes by name, the only one, or all as one dict.
-        """
+        """Of columns: those that the network takes by name, the only one, or all as one dict."""
         required = self.parameters.required
         if not isinstance(offered, Mapping):
             is_many = isinstance(offered, (list, tuple)) and 1 < len(required) == len(offered)
@@ -202,17 +196,12 @@ def label_of(batch: Any) -> Any:
 
 
 def main_output(outputs: Any) -> Any:
-    """What a network is about, of outputs with more in them; one that is a tensor as it is.
-
-    That is "out" or "logits" of a dict or named tuple, as torchvision's segmentation networks,
-    GoogLeNet, Inception and the networks of Hugging Face give them.
-    """
+    """What a network is about, of outputs with more in them: see `_MAIN`."""
     found = [] if isinstance(outputs, Tensor) else [n for n in _MAIN if has_part(outputs, n)]
     return part_of(outputs, found[0]) if found else outputs
 
 
 def has_part(tree: Any, name: Any) -> bool:
-    """Whether a dict, tuple or named tuple has something under this name or number."""
     if isinstance(tree, Mapping):
         return name in tree
     if isinstance(name, int):
@@ -221,10 +210,7 @@ def has_part(tree: Any, name: Any) -> bool:
 
 
 def part_of(tree: Any, name: Any, what: str = "the outputs of the network") -> Any:
-    """What a dict, tuple or named tuple has under a name or number.
-
-    Raises TrainingError, with the names there are, if it has none.
-    """
+    """Raises TrainingError, with the names there are, if this is none of them."""
     if not has_part(tree, name):
         names = tree if isinstance(tree, Mapping) else getattr(tree, "_fields", None)
         if names is None and isinstance(tree, (list, tuple)):

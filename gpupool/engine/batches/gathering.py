@@ -37,9 +37,7 @@ def gathered(outputs: Any, targets: Any, num_here: int, world: World) -> tuple[A
     Each rank computes the loss of the whole batch from these, and DDP's mean of the gradients is
     the one that one rank would have. What has no entry for each sample stays, as a temperature
     does. Of targets, what ranks have padded to other lengths is left out: an error stands in its
-    place, for a loss that wants it.
-
-    Raises TrainingError, on every rank, if outputs differ in more than the number of samples.
+    place, for a loss that wants it. Of outputs that is a TrainingError, on every rank.
     """
     if world.size == 1:
         return outputs, targets

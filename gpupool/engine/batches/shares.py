@@ -69,10 +69,8 @@ class Share:
 
     A rank whose share is empty still takes part, because every rank must take every step: it holds
     one sample with `num_here` 0, which gives its loss the weight 0. `num_all` counts the samples of
-    the global batch, also those in `skipped`, which could not be read. `inputs` and `targets` are
-    those of a `Batch`; on the device as `BatchForm.halves` gives them. `is_last`: the epoch has no
-    other batch after it. `part_sizes`: how many of the samples belong to each part of the global
-    batch, where it was cut into parts before it was divided.
+    the global batch, also those in `skipped`, which could not be read. `part_sizes`: how many of
+    the samples belong to each part of the global batch, where that was cut before it was divided.
     """
 
     inputs: Any
@@ -96,9 +94,8 @@ def epoch_shares(
 ) -> Iterator[Share]:
     """This rank's share of each global batch of an epoch, after its first `samples_done` samples.
 
-    They are read ahead, and as many on every rank. `draw` keys the random numbers of augmentation:
-    those of (seed, epoch) unless given. Inputs get the `normalization`, or the one that the data
-    set asks for. `form`: how a batch is used.
+    They are read ahead, and as many on every rank. `draw` keys the random numbers of augmentation,
+    (seed, epoch) unless given. Inputs get the `normalization`, or that of the data set.
     """
     draw = draw or Draw(options.seed, epoch)
     read = _stream_shares if is_stream(dataset) else _indexed_shares
@@ -112,7 +109,6 @@ def epoch_shares(
 
 
 def _cut(batch: Indices, world: World, options: TrainingOptions) -> tuple[Indices, tuple[int, ...]]:
-    """What this rank gets of a global batch, and its `part_sizes`."""
     # With batch norms over all ranks a micro-batch must have the same samples for any number of
     # ranks. Without them any cut gives the same gradient, so each rank cuts its own share.
     num_parts = options.accumulate if options.batch_norm == "sync" else 1
@@ -125,11 +121,10 @@ def _cut(batch: Indices, world: World, options: TrainingOptions) -> tuple[Indice
 def epoch_batches(
     dataset: Dataset, options: TrainingOptions, epoch: int, samples_done: int = 0
 ) -> list[Indices]:
-    """The global batches of an epoch as sample indices: the same on every rank, for any ranks.
+    """The global batches of an epoch, but for `samples_done`, as indices: the same for any ranks.
 
-    `samples_done` of the epoch are left out: what remains is the same, whatever the number of ranks
-    was before or is now. Where a sample comes for the (k + 1)th time in the epoch, its index is k
-    times the length of the data set larger.
+    Where a sample comes for the (k + 1)th time in the epoch, its index is k times the length of the
+    data set larger.
 
     Raises TrainingError if the data set orders its epochs itself, and not each sample comes once.
     """
@@ -153,7 +148,6 @@ def epoch_batches(
 
 
 def _numbered(order: Indices, num: int) -> Indices:
-    """The indices; where one comes for the (k + 1)th time, `k * num` larger."""
     by_index = np.argsort(order, kind="stable")
     ordered = order[by_index]
     firsts = np.searchsorted(ordered, ordered)  # where those with the same index begin
@@ -165,7 +159,6 @@ def _numbered(order: Indices, num: int) -> Indices:
 def _indexed_shares(
     dataset: Any, options: TrainingOptions, world: World, epoch: int, samples_done: int, draw: Draw
 ) -> Generator[Share, None, None]:
-    """Each rank reads its own samples."""
     batches = epoch_batches(dataset, options, epoch, samples_done)
     cuts = [_cut(batch, world, options) for batch in batches]
     pairs = zip(batches, cuts, strict=True)
@@ -213,10 +206,8 @@ def _any_sample(dataset: Dataset, batch: Indices, options: TrainingOptions, worl
 def _stream_shares(
     dataset: Any, options: TrainingOptions, world: World, epoch: int, samples_done: int, draw: Draw
 ) -> Generator[Share, None, None]:
-    """A thread reads ahead; `samples_done` samples are walked through and not used.
-
-    Raises TrainingError, on every rank, if not the same came on all, or nothing at all.
-    """
+    """A thread reads ahead. Raises TrainingError, on every rank, if not the same came on all, or
+    nothing at all."""
     reading = Reading(draw, options.on_error == "skip", options.collate, world.device)
     samples = _samples(dataset, epoch, samples_done, reading)
     loading = read_ahead(_shares_of_stream(samples, options, world, reading), reading)
@@ -233,7 +224,6 @@ def _stream_shares(
 
 
 def _samples(dataset: Any, epoch: int, samples_done: int, reading: Reading) -> Iterator[Any]:
-    """The samples of an epoch that come after the first `samples_done`."""
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
     stream = iter(dataset)
@@ -302,7 +292,6 @@ def _compare(checksum: int, world: World, epoch: int) -> None:
 def _on_device(
     share: Share, world: World, form: BatchForm, scaling: Scales | None
 ) -> tuple[Any, Any]:
-    """What the network is called with, and what the loss gets, of a share that was read."""
     inputs = _moved("inputs", share.inputs, world.device)
     if share.targets is not None:
         targets = _moved("targets", share.targets, world.device)
@@ -318,10 +307,7 @@ def _on_device(
 
 
 def _moved(name: str, half: Any, device: torch.device) -> Any:
-    """Inputs or targets on the device. Raises DataError if they have no tensor.
-
-    An object of the user's goes there by its own `to(device)`, as a batch of graphs does.
-    """
+    """An object of the user's goes there by its own `to(device)`, as a batch of graphs does."""
     if first_tensor(half) is not None or type(half) is dict:
         # From pinned memory the host does not wait for the copy.
         return map_tensors(partial(Tensor.to, device=device, non_blocking=True), half)
@@ -378,9 +364,8 @@ def fit_scaling(
 ) -> Scaling:
     """Mean and standard deviation of each channel of all inputs; one pass, by all ranks together.
 
-    Of inputs (N, channels, ...), uint8 ones in 0..1; a channel that never changes has 1.
-
-    Raises OptionsError if the inputs are no single tensor, or are normalised already.
+    Of inputs (N, channels, ...), uint8 ones in 0..1. Raises OptionsError if the inputs are no
+    single tensor, or are normalised already.
     """
     if getattr(dataset, "normalization", None) is not None:
         raise OptionsError(

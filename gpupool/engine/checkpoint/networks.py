@@ -81,10 +81,7 @@ def load_weights(
 
 
 def _place(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Target, str]:
-    """Folder and name of a file; the query of a URL belongs to the name.
-
-    Raises TrainingError for a file of safetensors.
-    """
+    """The query of a URL belongs to the name."""
     path, mark, query = os.fspath(url).partition("?")
     folder, slash, name = path.rpartition("/")
     target, name = Target(folder or slash or ".", dict(storage_options or {})), name + mark + query
@@ -107,7 +104,6 @@ def _read(url: Url, storage_options: Mapping[str, Any] | None) -> tuple[Any, str
 
 
 def _filled(model: nn.Module, found: Any, shown: str) -> nn.Module:
-    """A copy of `model` with the weights in what a file holds."""
     for nest in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
             found = found[nest]

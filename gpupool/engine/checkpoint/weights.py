@@ -47,10 +47,8 @@ def copied(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_safely(content: bytes, shown: str, what: str) -> Any:
-    """What `torch.save` made, on the CPU.
-
-    Raises DataError, saying that `shown` holds no `what`, if it is anything else.
-    """
+    """What `torch.save` made, on the CPU. Raises DataError, saying that `shown` holds no `what`, if
+    it is anything else."""
     try:
         if content[:4] == _ZIP:
             check_stored(content)

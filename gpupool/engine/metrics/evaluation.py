@@ -36,8 +36,7 @@ def each_share(
     """Call `use` with what the network gives for this rank's share of each batch, and the share.
 
     All samples come once, in order, and the network is in evaluation mode. What it gives for an
-    empty share is None: that holds a placeholder, which counts nowhere. `bar` counts the samples of
-    all ranks.
+    empty share is None. `bar` counts the samples of all ranks.
     """
     model.eval()
     # The same random numbers after every epoch, should its transform draw any.
@@ -58,10 +57,7 @@ def each_share(
 
 
 class Evaluation:
-    """What the shares of a data set give: loss, accuracy and `metrics`, which are reset.
-
-    `skipped` is what this rank's shares lack.
-    """
+    """What the shares of a data set give; `skipped` is what this rank's lack."""
 
     def __init__(
         self, loss: Loss, world: World, options: TrainingOptions, metrics: Metrics
@@ -73,7 +69,6 @@ class Evaluation:
         self.skipped: list[Skipped] = []
 
     def add(self, outputs: Any, share: Share) -> None:
-        """Count a share: see `each_share`."""
         self.skipped += share.skipped
         gathers, num, targets = self._options.gather, share.num_here, share.targets
         if not (num or gathers):
@@ -91,10 +86,8 @@ class Evaluation:
             self._metrics.update(outputs, targets)
 
     def values(self) -> tuple[float, float | None, int, dict[str, float]]:
-        """Loss, accuracy (0..1; None where nothing has a class), number of samples and metrics.
-
-        Of all ranks: every rank must call it, and gets the same.
-        """
+        """Loss, accuracy (0..1; None where nothing has a class), number of samples and metrics, of
+        all ranks: every rank must call it, and gets the same."""
         total, count, right, labeled, num = self._world.sum(self._sums).tolist()
         loss = quotient(total, count)
         metrics = self._metrics.compute(self._world)
@@ -104,11 +97,8 @@ class Evaluation:
 def count_correct(
     loss: Loss, outputs: Any, targets: Any, num_here: int
 ) -> tuple[int | Tensor, int | Tensor]:
-    """How many samples (or pixels) have their class right, and how many have one.
-
-    Numbers are not read from the device. 0 of 0 where outputs are not (N, C, ...) and targets
-    integers (N, ...).
-    """
+    """How many samples (or pixels) have their class right, and how many have one; 0 of 0 where
+    outputs are not (N, C, ...) and targets integers (N, ...). Nothing is read from the device."""
     outputs, targets = loss.scored(outputs, targets)
     are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
     if not are_tensors or targets.is_floating_point() or not fits_first(outputs, targets):
@@ -121,5 +111,4 @@ def count_correct(
 
 
 def quotient(total: float, count: float) -> float | None:
-    """A mean, of sums over all ranks; None of nothing."""
     return total / count if count else None

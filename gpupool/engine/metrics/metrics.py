@@ -3,10 +3,6 @@
 Every rank adds up what it sees; that is put together once, at the end, and every rank then knows
 the same values.
 
-    metrics = make_metrics(["accuracy", "f1"])
-    metrics.update(outputs, targets)          # of each share, if it has samples
-    metrics.compute(world)                    # {'accuracy': 0.93, 'f1': 0.91}, on every rank
-
 Accuracy and functions of the user's are means of sums. All others are torchmetrics', which takes
 seconds to import.
 """
@@ -44,8 +40,6 @@ Picked = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class Metrics:
-    """Several metrics of one network, by name."""
-
     def __init__(self, entries: Mapping[str, MeanOf | OfTorchmetrics]) -> None:
         self._entries = entries
 
@@ -55,7 +49,6 @@ class Metrics:
         return tuple(self._entries)
 
     def reset(self) -> None:
-        """Forget everything: a pass over the data begins."""
         for metric in self._entries.values():
             metric.reset()
 
@@ -67,9 +60,7 @@ class Metrics:
 
     def compute(self, world: World) -> dict[str, float]:
         """The values over the samples of all ranks; every rank must call it, and gets the same.
-
-        Raises TrainingError, on every rank, if one cannot be computed, or is not one number.
-        """
+        Raises TrainingError, on every rank, if one cannot be computed, or is not one number."""
         if not self._entries:
             return {}
         by_rank = world.gather({name: one.state() for name, one in self._entries.items()})
@@ -99,12 +90,9 @@ def make_metrics(
 ) -> Metrics:
     """The metrics that are meant by names, functions, or objects of torchmetrics.
 
-    Those of a dict {name of an output: one or several of these} are called "name/metric".
-
-    Args:
-        scored: see `Loss.scored`: of several outputs, the one that is meant where none is named;
-            functions get all.
-        ignored: a class in targets that is left out by the metrics that have a name.
+    Those of a dict {name of an output: one or several of these} are called "name/metric". Where no
+    output is named, `scored` chooses, see `Loss`; functions get all. The class that is `ignored` is
+    left out by the metrics that have a name.
 
     Raises TrainingError for an unknown one, or two of the same name.
     """
@@ -203,9 +191,8 @@ class OfTorchmetrics:
     torchmetrics would gather them itself, in the default process group, where ranks that do not
     train never answer, and with the defaults of ranks without samples.
 
-    Args:
-        make: the metric, for so many classes: only a batch shows how many there are.
-        rows: what it takes of (outputs, targets), and the number of classes; None if nothing.
+    `make` gives the metric, for so many classes: only a batch shows how many there are. `rows`
+    gives what it takes of (outputs, targets), and the number of classes; None if nothing.
     """
 
     def __init__(
@@ -261,8 +248,6 @@ class OfTorchmetrics:
 
 
 def _mean_of(function: Callable[[Any, Any], Any], pick: Picked) -> MeanOf:
-    """A function (outputs, targets) -> mean over the samples of a batch."""
-
     def sums(outputs: Any, targets: Any) -> tuple[Tensor, int]:
         outputs, targets = pick(outputs, targets)
         first = first_tensor(targets)
@@ -282,8 +267,6 @@ def _itself(metric: Any, pick: Picked) -> OfTorchmetrics:
 
 
 def _named(name: str, pick: Picked, ignored: int) -> MeanOf | OfTorchmetrics:
-    """The metric of this name of what `pick` chooses; targets that are `ignored` are left out."""
-
     def right(outputs: Any, targets: Any) -> tuple[Tensor, int]:
         found, actual, _ = labelled(*pick(outputs, targets), ignored, likeliest)
         return (found[:, 0] == actual).sum(), len(actual)
@@ -337,14 +320,12 @@ def _made(name: str, num: int) -> Any:
 def labelled(
     outputs: Any, targets: Any, ignored: int, find: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, int]:
-    """For each target that is a class a row of what `find` makes of scores, and that class; and how
-    many classes there are.
+    """For each target that is a class a row of what `find` makes of scores, (N, any number, ...),
+    and that class; and how many classes there are.
 
     Outputs (N, C, ...), or (N, ..., C) as of text, are scores of C classes; without that dimension,
-    or with C = 1, they are logits of the second of two. Targets are (N, ...). `find` gives (N, any
-    number, ...).
-
-    Raises TrainingError for shapes that do not fit, and a class that the network does not know.
+    or with C = 1, they are logits of the second of two. Targets are (N, ...). Raises TrainingError
+    for shapes that do not fit, and a class that the network does not know.
     """
     scores, targets = classes_first(only_output(outputs), targets).detach(), only_output(targets)
     if not fits_first(scores, targets):

@@ -2,10 +2,6 @@
 
 On GPUs it is torch's own, which counts the rows of each rank; a placeholder for an empty share
 comes to it as no rows. torch has none for CPUs: there two sums over the ranks make the statistics.
-
-    model = sync_batch_norm(model)          # before DistributedDataParallel
-    with counting(share.num_here > 0):
-        outputs = model(share.inputs)
 """
 
 from __future__ import annotations
@@ -115,10 +111,9 @@ def sync_batch_norm(model: nn.Module) -> nn.Module:
     """Make every batch norm of `model` one over all ranks that train; returns `model`.
 
     The modules stay the same objects, with the same names and parameters. Where there is no
-    process group they do what they did.
+    process group they do what they did. It comes before `DistributedDataParallel`.
 
-    Raises:
-        TrainingError: a batch norm with a forward of its own, which this cannot stand for.
+    Raises TrainingError for a batch norm with a forward of its own, which this cannot stand for.
     """
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm) or isinstance(module, SyncBatchNorm):
@@ -139,14 +134,11 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
     """Make the batch norms of `model` what they were before `sync_batch_norm`; returns `model`."""
     for module in model.modules():
         if isinstance(module, SyncBatchNorm):
-            was = module.was
-            vars(module).pop("was")
-            module.__class__ = was  # type: ignore[assignment]
+            module.__class__ = vars(module).pop("was")
     return model
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Its batch norms, in order."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
 

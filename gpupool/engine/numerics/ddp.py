@@ -28,11 +28,10 @@ _SHARE_BUFFERS = next(n for n in ("forward_sync_buffers", "broadcast_buffers") i
 
 
 def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn.Module:
-    """The network as the ranks train it: in DDP, or as it is on one rank.
+    """The network in DDP, with the first rank's parameters on all; or as it is on one rank.
 
-    All ranks then have the parameters of the first one. Buffers are made those of the first rank in
-    each step only if some belong to other modules than batch norms: what these keep changes no
-    outputs in training, see `share_buffers`.
+    Buffers are made those of the first rank in each step only if some belong to other modules than
+    batch norms: what these keep changes no outputs in training, see `share_buffers`.
     """
     if world.size == 1:
         return model
@@ -66,14 +65,12 @@ _FEW = 4  # samples, for the statistics of a batch norm
 
 
 class StepBuffers:
-    """Keeps the buffers of a network what one process would have; all ranks call it alike.
-
-    `is_synced`: batch norms go over all ranks, so each must compute as many micro-batches.
-    """
+    """Keeps the buffers of a network what one process would have; all ranks call it alike."""
 
     def __init__(self, model: nn.Module, world: World, options: TrainingOptions) -> None:
         self._model, self._world, self._options = model, world, options
         self._norms = batch_norms(model)
+        # Where it is, each rank must compute as many micro-batches.
         self.is_synced = any(isinstance(norm, SyncBatchNorm) for norm in self._norms)
         self._is_local = options.batch_norm != "frozen" and not self.is_synced
         self._may_be_single = False  # this share has fewer samples than usual

@@ -17,10 +17,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ForwardState:
-    """The buffers of a network, which a forward pass may change.
-
-    It may change one, or put another tensor in its place: `self.mean = 0.9 * self.mean`.
-    """
+    """The buffers of a network. A forward pass may change them, or put others in their place."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = [
@@ -33,7 +30,6 @@ class ForwardState:
         self._is_known = False
 
     def save(self) -> None:
-        """Keep a copy of what it is now, on its device, in the place of the one before."""
         buffers = [getattr(module, name) for module, name in self._places]
         # The memory of the last copy serves again, unless a buffer was replaced.
         if not self._buffers or not all(map(operator.is_, buffers, self._buffers)):
@@ -47,7 +43,6 @@ class ForwardState:
         self._is_known = False
 
     def restore(self) -> None:
-        """Make it what was saved last, unless that was forgotten."""
         if not self._is_known:
             return
         _copy_to(self._buffers, self._saved)
@@ -64,10 +59,6 @@ def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
 
 
 def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
-    """Set torch's generators, of the CPU and of `device`, to what (seed, rank, step) say.
-
-    So a resumed training draws what it would have drawn without the interruption.
-    """
     # Not `torch.manual_seed`, which seeds all devices of the machine.
     key = step_key(seed, rank, step)
     torch.default_generator.manual_seed(key)
@@ -75,10 +66,7 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
 
 def step_key(seed: int, rank: int, step: int) -> int:
-    """A number in 0..2**64-1 that these alone determine.
-
-    Its lower half is as good: torch's generator of the CPU takes no more.
-    """
+    """64 bits. The lower half is as good: torch's generator of the CPU takes no more."""
     return key_of(seed, rank, step, what=b"step")
 
 

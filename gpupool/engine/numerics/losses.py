@@ -2,10 +2,6 @@
 
 Ranks average their losses, each counted as often as what it is a mean over: so it must be known,
 from the targets alone, before the loss is.
-
-    loss = make_loss("cross_entropy")
-    mean_loss = loss.mean(outputs, targets)        # over this rank's share
-    counted = loss.num_counted(targets, num_here)  # its samples; of masks, pixels that have a class
 """
 
 from __future__ import annotations
@@ -45,12 +41,9 @@ def _scored(outputs: Any, targets: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Loss:
-    """What training needs of a loss.
-
-    `mean` gives the mean over what counts, one number, 0 if nothing does. `counts`: see
+    """`mean` gives the mean over what counts, one number, 0 if nothing does. `counts`: see
     `num_counted`. `scored` gives the output and the targets that accuracy and metrics without a
-    name of an output mean. `ignored` is the class in targets that means none.
-    """
+    name of an output mean. `ignored` is the class in targets that means none."""
 
     mean: Callable[[Any, Any], Tensor]
     counts: Callable[[Any, int], int | Tensor] = lambda targets, num_here: num_here
@@ -58,10 +51,8 @@ class Loss:
     ignored: int = NO_CLASS
 
     def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
-        """Over how much it is a mean, where so many samples are here; 0 of a placeholder.
-
-        That number itself, or a float64 of its own on the device, from which it is not read.
-        """
+        """Over how much it is a mean, where so many samples are here; 0 of a placeholder. That
+        number itself, or a float64 on the device, from which it is not read."""
         return self.counts(targets, num_here) * (num_here > 0)
 
 
@@ -107,7 +98,7 @@ def make_loss(
         loss = loss.to(device)
     if type(loss) in _OF_CLASSES:
         mean = _ClassMean(loss, num_classes)
-        return Loss(mean, mean.num_counted, _scored_classes, mean.ignored)
+        return Loss(mean, mean.num_counted, mean.scored, mean.ignored)
     if type(loss) in _OF_NUMBERS:
         return Loss(lambda outputs, targets: loss(*aligned(only_output(outputs), targets)))
     return Loss(partial(_one_number, loss), partial(_counted, weight or "samples", shifts))
@@ -126,11 +117,8 @@ def fits_first(outputs: Any, targets: Any) -> bool:
 
 
 def classes_first(outputs: Any, targets: Any) -> Any:
-    """Outputs as torch's losses take them: (N, C, ...).
-
-    Transformers for text give (N, tokens, C) for targets (N, tokens). Where both ways fit, they are
-    as they are.
-    """
+    """Outputs as torch's losses take them, (N, C, ...), of a transformer's (N, tokens, C) for
+    targets (N, tokens); where both ways fit, as they are."""
     if isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.ndim > 2:
         fits_last = outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1
         if fits_last and not fits_first(outputs, targets):
@@ -139,10 +127,8 @@ def classes_first(outputs: Any, targets: Any) -> Any:
 
 
 def require_outputs(outputs: Any, num_classes: int) -> None:
-    """Raise TrainingError if outputs (N, C, ...) have fewer classes than the data.
-
-    Of shapes alone: on a GPU a target without an output would end the process's use of it.
-    """
+    """Raises TrainingError, by the shapes alone: on a GPU a target without an output would end the
+    process's use of it."""
     if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] < num_classes:
         raise TrainingError(
             f"the network has {outputs.shape[1]} outputs, and the data have {num_classes} classes: "
@@ -163,10 +149,8 @@ def only_output(outputs: Any) -> Tensor:
 
 
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs and targets as numbers of the same shape; outputs may have a last dimension of 1.
-
-    Raises TrainingError if they differ otherwise: torch would compare each with each.
-    """
+    """Outputs and targets as numbers of the same shape, where one may have a last dimension of 1.
+    Others are refused: torch would compare each with each."""
     if outputs.shape == (*targets.shape, 1):
         outputs = outputs.squeeze(-1)
     elif targets.shape == (*outputs.shape, 1):
@@ -243,9 +227,8 @@ class _ClassMean:
         count = self.num_counted(targets, len(targets))
         return total / (count if isinstance(count, int) else count.where(count > 0, 1).to(total))
 
-
-def _scored_classes(outputs: Any, targets: Any) -> tuple[Any, Any]:
-    return classes_first(main_output(outputs), targets), targets
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        return classes_first(main_output(outputs), targets), targets
 
 
 # ---- a function of the user's ------------------------------------------------------------------
@@ -297,9 +280,7 @@ class _Paired(TorchFunctionMode):
 
 def _counted(weight: Any, shifts: bool, targets: Any, num_here: int) -> int | Tensor:
     """What `TrainingOptions.weight` counts; None: labels of tokens where there are, else samples.
-
-    `shifts`: the loss leaves the first label of each sample out.
-    """
+    `shifts`: the loss leaves the first label of each sample out."""
     if weight == "samples":
         return num_here
     if callable(weight):

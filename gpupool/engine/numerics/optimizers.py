@@ -12,7 +12,6 @@ from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
 from gpupool.core.options.training_options import TrainingOptions
 
-Groups = list[dict[str, Any]]
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgdm": torch.optim.SGD,
     "rmsprop": torch.optim.RMSprop,
@@ -26,9 +25,8 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
 
     Each of its groups has a "lr_factor": the factor on the learning rate of its parameters.
 
-    Raises:
-        OptionsError: a pattern that matches no parameter; a callable that makes no optimizer.
-        TrainingError: nothing trains.
+    Raises OptionsError for a pattern that matches no parameter, or a callable that makes no
+    optimizer; TrainingError if nothing trains.
     """
     groups = parameter_groups(model, options)
     if callable(options.optimizer):
@@ -52,11 +50,8 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
     return kind(groups, options.lr, **settings)
 
 
-def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
-    """The parameters that train, grouped by their factors on learning rate and weight decay.
-
-    Parameters with learn-rate factor 0 are frozen (`requires_grad` off).
-    """
+def parameter_groups(model: nn.Module, options: TrainingOptions) -> list[dict[str, Any]]:
+    """The parameters that train, grouped by their factors on learning rate and weight decay."""
     names = [name for name, _ in model.named_parameters()]
     rates = match_factors("learn_rate_factors", names, options.learn_rate_factors)
     decays = match_factors("weight_decay_factors", names, options.weight_decay_factors)
@@ -70,7 +65,7 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
         raise TrainingError(
             "the model has no parameter that trains: all are frozen, or it has none."
         )
-    found: Groups = []
+    found = []
     for (rate, decay), parameters in groups.items():
         group = {"params": parameters, "lr": options.lr * rate, "lr_factor": rate}
         if options.weight_decay or not callable(options.optimizer):  # which may have its own

@@ -7,8 +7,7 @@ out of its own work. What stays in, although the rank waits: batch norms over al
 that DDP makes equal, and the sums over ranks that losses over pixels need. Where there are such,
 ranks look alike.
 
-Only where somebody looks: `fit` under plain torchrun has a report without `emit`, which measures
-nothing. The events bypass the event log: checkpoints do not have them.
+The events bypass the event log: checkpoints do not have them.
 """
 
 from __future__ import annotations
@@ -57,10 +56,8 @@ class WorkTimer:
         timer.end_step()                # after what the ranks report to each other
         with timer.beside("saving"): ...
 
-    Args:
-        mark: a place in the order of the device's work; without it nothing is measured. Marks are
-            read when the device has come so far: no step waits for them.
-        seconds: the clock of the host.
+    `mark` makes a place in the order of the device's work, without it nothing is measured. Marks
+    are read when the device has come so far: no step waits for them.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class WorkTimer:
         self.seconds_beside: dict[str, float] = {}
 
     def begin_step(self) -> None:
-        """A step begins: the rank is about to ask for its batch."""
         self._laps = []
         now = self._seconds()
         if self._mark is not None and now - self._measured_at >= MEASURE_EVERY_S:
@@ -88,7 +84,6 @@ class WorkTimer:
             loss.register_hook(lambda _gradient: queue(partial(self.end, "own")))
 
     def end_backward(self) -> None:
-        """`backward` has returned: what was waited for is there."""
         waited = self._laps and self._laps[-1][0] == "own"  # else for nobody
         self.end("exchange" if waited else "compute")
 
@@ -98,7 +93,6 @@ class WorkTimer:
             self._laps.append((phase, self._mark()))
 
     def end_step(self) -> None:
-        """The step is over, with what the ranks report to each other."""
         self.end("rest")
         if self._laps:
             self._finished.append(self._laps)
@@ -106,18 +100,15 @@ class WorkTimer:
 
     @contextmanager
     def beside(self, phase: str) -> Iterator[None]:
-        """What is done in this block lies beside the steps: validating, saving."""
         began = self._seconds()
         yield
         lasted = self._seconds() - began
         self.seconds_beside[phase] = self.seconds_beside.get(phase, 0.0) + lasted
 
     def forget(self) -> None:
-        """The steps that were measured so far do not count."""
         self._finished.clear()
 
     def take(self) -> list[dict[str, float]]:
-        """The seconds of each phase, of the steps that were measured since the last call."""
         steps = []
         while self._finished and self._finished[0][-1][1].query():
             found = dict.fromkeys(PHASES, 0.0)
@@ -128,13 +119,7 @@ class WorkTimer:
 
 
 class RankReport:
-    """Reports how this rank fares, with the help of `timer`.
-
-    Args:
-        rank: of the pool.
-        device: where the network computes.
-        emit: receives the events; without it nothing is measured.
-    """
+    """`rank` is that of the pool; without `emit`, which gets the events, nothing is measured."""
 
     def __init__(
         self,
@@ -153,7 +138,6 @@ class RankReport:
         self._due = time.perf_counter() + _FIRST_S
 
     def end_step(self, step: int) -> None:
-        """A step is over, with what the ranks report to each other after it."""
         self.timer.end_step()
         if not self._step:  # the first one sets things up, and says nothing of the others
             self._counted = step
@@ -163,7 +147,6 @@ class RankReport:
             self.end()
 
     def end(self) -> None:
-        """Report; also when the last step was made."""
         if self._probe is None or self._emit is None or not self._step:
             return
         self._due = time.perf_counter() + REPORT_EVERY_S
@@ -199,10 +182,8 @@ def _cpu_probe(_: torch.device) -> Callable[[], Reading]:
 
 
 def _gpu_probe(device: torch.device) -> Callable[[], Reading]:
-    """The driver's, of the GPU that torch computes on; torch's own figures if it does not know it.
-
-    torch leaves the kind out of the UUID: "GPU-", or "MIG-" of an instance of one.
-    """
+    """The driver's, or torch's own figures if it does not know the GPU. torch leaves the kind out
+    of the UUID: "GPU-", or "MIG-" of an instance of one."""
     gpu = devices.Cuda(device)
     names = [f"{kind}{gpu.uuid.removeprefix(kind)}" for kind in ("GPU-", "MIG-")]
 

@@ -65,10 +65,8 @@ def exchange_rate() -> float:
 
 
 def store_rate(url: str) -> tuple[int, int, float]:
-    """Files and bytes that this rank has read of a folder in about 3 seconds, and the seconds.
-
-    Each rank reads files of its own, all at the same time. Raises what reading raises.
-    """
+    """Files and bytes that this rank has read of a folder in about 3 seconds, and the seconds; each
+    rank reads files of its own, all at the same time."""
     world, folder = World.here(torch.device(this_rank().device)), Folder(url, {})
     files = folder.list_files()[world.rank :: world.size]
     num_bytes = num_files = 0

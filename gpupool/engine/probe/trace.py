@@ -39,7 +39,6 @@ class Trace:
             Target(self._url).check()
 
     def stepped(self) -> None:
-        """A step is complete."""
         self._num_steps += 1
         if self._profile is not None:
             self._profile.step()  # marks the steps in the viewer

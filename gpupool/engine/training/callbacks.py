@@ -41,21 +41,15 @@ class CallbackInfo:
 
 
 class Callbacks:
-    """Calls `options.callbacks`, in their order.
-
-    `wants_stop`: one has returned True on this rank.
-    """
+    """Calls `options.callbacks`, in their order. `wants_stop`: one has said so, on this rank."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.wants_stop = False
 
     def call(self, event: str) -> None:
-        """Call them all.
-
-        True from one of them ends training, on all ranks. After "step" they learn of it with the
-        next report: no rank waits. An error passes through, with a note that names the callback.
-        """
+        """True from one of them ends training, on all ranks. After "step" they learn of it with the
+        next report: no rank waits. An error passes through, with a note that names the callback."""
         run = self._run
         if not run.options.callbacks:
             return

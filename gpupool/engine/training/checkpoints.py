@@ -71,10 +71,8 @@ class Checkpoints:
     def check(self, step: int = 0, overwrite: bool = False) -> None:
         """Write something there and read it back; what comes is later than `step`.
 
-        With `overwrite` those of a later step are removed when the first new one is complete.
-
-        Raises DataError, or TrainingError if there are some of a later step, which new ones would
-        be mixed up with.
+        Raises DataError; or TrainingError if there are some of a later step, with which new ones
+        would be mixed up. With `overwrite` these are removed when the first new one is complete.
         """
         self.target.check()
         is_ours = {name: self.target.end(name, len(_MARK)) == _MARK for name in self.names()}
@@ -148,10 +146,8 @@ class Checkpoints:
         return not self._thread.is_alive()
 
     def load_newest(self) -> tuple[str, dict[str, Any]] | None:
-        """Name and state of the newest one that can be loaded; None if there is none.
-
-        Raises DataError where one would have to run code to be read, and no other can be loaded.
-        """
+        """Name and state of the newest one that can be loaded; None if there is none. Raises
+        DataError where one would have to run code to be read, and no other can be loaded."""
         self.passed_over = {}
         for name in reversed(self.names()):
             try:
@@ -177,7 +173,6 @@ class Checkpoints:
 
 
 def step_of(name: str) -> int:
-    """The step that a file is named after."""
     return int(name.removeprefix("step-").removesuffix(".pt"))
 
 
@@ -218,7 +213,6 @@ class Saving:
             run.reporter.news = self._files.news
 
     def is_due(self, *, ends_epoch: bool) -> bool:
-        """Whether a checkpoint is due after this step, as every rank knows."""
         if self._files is None or self._saved_step == self._run.step:
             return False
         if isinstance(self._every, int):
@@ -226,7 +220,6 @@ class Saving:
         return ends_epoch if self._every == "epoch" else "save" in self._run.reporter.requested
 
     def is_time(self) -> bool:
-        """Whether a checkpoint is due by the clock of the first rank, which requests it."""
         if self._every_s is None or self._run.world.rank != 0:
             return False
         return time.monotonic() - self._saved_at >= self._every_s
@@ -281,9 +274,8 @@ class Saving:
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
 
-        Then makes sure that checkpoints can be written.
-
-        Raises TrainingError, on every rank, if that cannot be, or is of another training.
+        Then makes sure that checkpoints can be written. Raises TrainingError, on every rank, if
+        that cannot be, or is of another training.
         """
         run, files = self._run, self._files
         found = _find(run.options, files, run.world)
@@ -316,7 +308,6 @@ class Saving:
         }
 
     def _restore(self, url: str, state: dict[str, Any]) -> None:
-        """Make `run` what it was when `state` was captured, on however many ranks."""
         run, before = self._run, state.get("training", {})
         try:
             for name, now in self._identity().items():

@@ -60,7 +60,6 @@ def fit(
 
     Args:
         loss: see `make_loss`.
-        options: how.
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
@@ -256,9 +255,7 @@ class _Training:
         """Sum steps over the ranks: begun every 10 steps, finished one step later.
 
         So nobody waits for the sums, unless something depends on the steps just made (`is_needed`),
-        or about a second is over; the ranks have agreed in the last report when that is.
-
-        Returns whether a checkpoint is due after this step.
+        or about a second is over. Returns whether a checkpoint is due.
         """
         run, reporter = self.run, self.run.reporter
         if reporter.sums.is_begun:
@@ -285,11 +282,8 @@ class _Training:
             run.stop("user")
 
     def heed_callbacks(self) -> None:
-        """Show callbacks the newest report, and stop if one of them wishes it.
-
-        Called after steps that the options decide, and no clock: what callbacks see and wish can
-        change the weights.
-        """
+        """Show callbacks the newest report, and stop if one of them wishes it: after steps that
+        options decide, and no clock, as what callbacks see can change the weights."""
         self.run.reporter.show_last_step()
         if "callback" in self.run.reporter.requested:
             self.run.stop("callback")
@@ -315,12 +309,10 @@ class _Training:
             self.callbacks.call("validation")
 
     def is_validation_due(self) -> bool:
-        """Whether options ask for a validation after this step, whatever epoch it is in."""
         every = self.run.options.validate_every
         return self.validation is not None and isinstance(every, int) and self.run.step % every == 0
 
     def is_validated(self) -> bool:
-        """Whether the weights of this step have been validated."""
         last = self.run.reporter.last_validation
         return self.validation is None or (last is not None and last.step == self.run.step)
 
@@ -331,8 +323,6 @@ class _Training:
                 self.callbacks.call("checkpoint")  # before: what a callback sets now is in it
                 self.saving.save()
 
-    # ---- the end --------------------------------------------------------------------------------
-
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is, and it is known after which step that is."""
         run = self.run
@@ -340,9 +330,7 @@ class _Training:
         return self.has_begun and run.is_step_complete and not run.completed.why_spoilt_at_end()
 
     def save_last_step(self, *, at_once: bool) -> None:
-        """After an error: save the last complete step; no other rank is asked anything.
-
-        Nothing is saved if the optimizer was changing the weights (`run.is_step_complete`).
+        """After an error; no other rank is asked anything.
 
         `at_once`: the user has stopped it, and the network is left as at any other stop. A
         checkpoint that takes long is not waited for then.

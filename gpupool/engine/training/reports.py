@@ -5,8 +5,7 @@ reporter.begin()                   # every 10 steps: one small all-reduce, begun
 steps = reporter.finish()          # a step later: all ranks know the same from here on
 steps = reporter.flush()           # both at once, where something depends on the steps
 
-With them travels how many reads each rank has made again, and how many samples it has skipped. The
-URLs of these are gathered only where there are some, which every rank then knows.
+With them travels how many reads each rank has made again, and how many samples it has skipped.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ _KEPT = (ValidationEvent, events.WarningEvent, events.CheckpointEvent)
 class BatchMetrics(NamedTuple):
     """Loss and counts of a micro-batch: numbers, or tensors on the device that nobody has read.
 
-    `loss_count`: over how much `mean_loss` is a mean. `num_correct` of `num_labeled` targets that
-    have a class were found; 0 of 0 where there are none.
+    `loss_count`: over how much `mean_loss` is a mean. `num_labeled`: targets that have a class.
     """
 
     num_here: int
@@ -93,9 +91,7 @@ class Reporter:
 
     `requests` maps a name to a function: does this rank request it? `requested` are the names that
     any rank had requested in the newest report: all ranks learn of them after the same step.
-    `news` are events, as threads find them; they are emitted with the reports. `last_step`
-    and `last_validation` are the same on all ranks; `last_step` is the one that `show_last_step`
-    found.
+    `news` are events of threads. `last_step` and `last_validation` are the same on all ranks.
     """
 
     def __init__(self, world: World, emit: Callable[[Sequence[Event]], None]) -> None:
@@ -116,15 +112,12 @@ class Reporter:
         self._dataset: Any = None  # the one that is trained on
         self._started = time.perf_counter()
 
-    # ---- steps ----------------------------------------------------------------------------------
-
     def begin_epoch(self, epoch: int, dataset: Dataset, options: TrainingOptions) -> None:
         self._dataset, self._epoch = dataset, Pass(f"epoch {epoch}", dataset, options)
 
     def add(
         self, step: int, epoch: int, lr: float, metrics: Sequence[BatchMetrics], share: Share
     ) -> None:
-        """Note a step; nothing is read from the device yet."""
         one = metrics[0] if len(metrics) == 1 else _joined(metrics)
         counted = [one.num_correct, one.num_labeled, one.num_here]
         self.sums.add([(one.mean_loss, one.loss_count), *((number, 1) for number in counted)])
@@ -132,7 +125,7 @@ class Reporter:
         self._steps.append({"step": step, "epoch": epoch, "lr": lr, "elapsed_s": self.elapsed_s})
 
     def begin(self) -> None:
-        """Begin to sum the noted steps over the ranks; this waits for no rank and no device."""
+        """Waits for no rank and no device."""
         asked = [float(is_requested()) for is_requested in self.requests.values()]
         self.sums.begin(*asked, *self._read_here())
         self._begun, self._steps = self._steps, []
@@ -140,10 +133,8 @@ class Reporter:
     def finish(self) -> list[StepEvent]:
         """Emit the steps whose sums were begun, and learn what is `requested`; waits for all ranks.
 
-        Returns, on every rank, those steps in which the loss counted something. None does
-        if all samples were skipped, or no pixel has a class.
-
-        Raises TrainingError, on every rank, if more samples were skipped than is allowed.
+        Returns, on every rank, those steps in which the loss counted something: none does if all
+        samples were skipped. Raises TrainingError, on every rank, if that are more than may be.
         """
         rows, tail = self.sums.finish()
         pairs = zip(self.requests, tail[:-_NUM_READ], strict=True)
@@ -162,7 +153,6 @@ class Reporter:
         return counting
 
     def flush(self) -> list[StepEvent]:
-        """Emit all noted steps; as `finish`."""
         steps = self.finish() if self.sums.is_begun else []
         if self._steps:
             self.begin()
@@ -174,13 +164,11 @@ class Reporter:
         self.last_step = self._newest or self.last_step
 
     def unreported(self) -> list[StepEvent]:
-        """The steps that were noted and not emitted: without loss (NaN), a sum over all ranks."""
+        """The steps that were not emitted: without loss (NaN), which is a sum over all ranks."""
         return [
             StepEvent(loss=math.nan, accuracy=None, num_samples=0, **info)
             for info in [*self._begun, *self._steps]
         ]
-
-    # ---- validations, and what was read ---------------------------------------------------------
 
     def validated(
         self, step: int, epoch: int, found: Evaluation, dataset: Dataset, options: TrainingOptions
@@ -202,7 +190,6 @@ class Reporter:
         return [here.retries, len(self._skipped_begun)]
 
     def _emit_reads(self, of: Pass, sums: Sequence[float], step: int, epoch: int) -> None:
-        """Emit what is new, given the sums of what the ranks have `_read_here`."""
         num_retried, num_skipped = map(int, sums)
         new: list[Skipped] = []
         if num_skipped:
@@ -213,19 +200,15 @@ class Reporter:
             about = num_retried, self._retried_for, num_skipped, dict(new), self._read_by
             self.emit(DataEvent(step, epoch, *about))
 
-    # ---- events and time ------------------------------------------------------------------------
-
     def emit(self, *events: Event) -> None:
         if self._world.rank == 0:
             self._emit(events)
 
     def emit_news(self) -> None:
-        """Emit what threads have found since the last report."""
         while self.news:
             self.emit(self.news.pop(0))
 
     def emit_progress(self, one: Progress) -> None:
-        """Emit how far something beside the steps is, with the seconds of training so far."""
         self.emit(ProgressEvent(one.what, one.done, one.total or 0, one.unit, self.elapsed_s))
 
     @property
@@ -233,7 +216,6 @@ class Reporter:
         return time.perf_counter() - self._started
 
     def resume_time(self, elapsed_s: float) -> None:
-        """So many seconds of training have passed before a resume."""
         self._started = time.perf_counter() - elapsed_s
 
 
@@ -258,11 +240,8 @@ def start_event(
     steps_per_epoch: int,
     metrics: Sequence[str] | None,
 ) -> events.StartEvent:
-    """What is about to be done, by resolved options.
-
-    Where the ranks are, the client adds. `steps_per_epoch` is 0 of a stream; `metrics` are the
-    names of those asked for, None without a validation.
-    """
+    """`steps_per_epoch` is 0 of a stream; `metrics` are the names of those asked for, None without
+    a validation. Where the ranks are, the client adds."""
     validates, every = metrics is not None, options.validate_every
     every_steps = every if isinstance(every, int) else steps_per_epoch or -1
     # torchvision's data sets are known by name: it need not be installed.
@@ -292,10 +271,7 @@ def start_event(
 
 
 class EventLog:
-    """Passes events to `emit`, and keeps those of steps as rows of numbers.
-
-    `state()` costs a copy of these, whatever the number of steps: a million are 64 MB.
-    """
+    """Passes events to `emit`, and keeps those of steps as rows of numbers: a million are 64 MB."""
 
     def __init__(self, emit: Callable[[Sequence[Event]], None]) -> None:
         self._emit = emit
@@ -303,7 +279,6 @@ class EventLog:
         self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
 
     def __call__(self, new: Sequence[Event]) -> None:
-        """Emit these events."""
         for event in new:
             is_news = isinstance(event, DataEvent) and (event.num_skipped or event.num_retried)
             if isinstance(event, StepEvent):
@@ -314,23 +289,17 @@ class EventLog:
         self._emit(new)
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain values and a float64 tensor."""
         steps = torch.from_numpy(np.array(self._steps)).view(-1, _NUM_FIELDS)
         return {"steps": steps, "others": list(self._others)}
 
     def replay(self, state: Mapping[str, Any]) -> None:
-        """Emit what a checkpoint holds, in order."""
-        steps, told, done = [_step_event(*row) for row in state["steps"].tolist()], [], 0
+        steps, told, done = list[StepEvent](), list[Event](), 0
+        for step, epoch, loss, right, lr, num, at_s in state["steps"].tolist():
+            known = None if math.isnan(right) else right
+            steps.append(StepEvent(int(step), int(epoch), loss, known, lr, int(num), at_s))
         for number, plain in state["others"]:
             told += [*steps[done:number], events.from_dict(plain)]
             done = number
         told += steps[done:]
         for first in range(0, len(told), _PART):
             self(told[first : first + _PART])
-
-
-def _step_event(
-    step: float, epoch: float, loss: float, accuracy: float, lr: float, num: float, at_s: float
-) -> StepEvent:
-    known = None if math.isnan(accuracy) else accuracy
-    return StepEvent(int(step), int(epoch), loss, known, lr, int(num), at_s)

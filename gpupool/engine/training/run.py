@@ -32,9 +32,8 @@ from gpupool.engine.training.reports import Reporter
 class Run:
     """One training, after `step` complete steps. The same on every rank, but for what `world` says.
 
-    A step is complete when the optimizer has made it; nothing here changes before, but for the
-    weights themselves while `is_step_complete` is False. Random numbers of a step depend on
-    (seed, rank, step) alone, so none are kept.
+    Nothing here changes before a step is complete, but for the weights. Random numbers of a step
+    depend on (seed, rank, step) alone, so none are kept.
     """
 
     world: World
@@ -48,11 +47,9 @@ class Run:
     completed: CompletedSteps
     """Those of this process: a run that is resumed begins with 0."""
     scaler: torch.amp.GradScaler | None = None
-    """Of precision "fp16"."""
     ema: AveragedModel | None = None
     """The averaged network, which is the one that is validated and kept."""
     network: NetworkInfo = field(default_factory=NetworkInfo)
-    """What the network knows beside its weights."""
     is_step_complete: bool = True
     """False from when the optimizer begins to change weights until the step is complete."""
 
@@ -69,15 +66,12 @@ class Run:
     num_worse: int = 0
     """Validations since then."""
     kept: dict[str, Any] = field(default_factory=dict)
-    """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
-    or one whose numbers are all finite; {} if none is kept."""
+    """A state dict, on the CPU: the network after `kept_step`; {} if none is kept."""
     kept_step: int = -1
     finite: tuple[dict[str, Any], int] = field(default_factory=lambda: ({}, 0))
-    """As `kept`, the last weights that were all finite, and the step that they are of: what is left
-    where a NaN ends training."""
+    """As `kept`, and the step: what is left where a NaN ends training."""
 
     def note_inputs(self, share: Share) -> None:
-        """Remember the size of the images, of the first batch."""
         inputs, targets = share.inputs, share.targets
         are_images = isinstance(inputs, Tensor) and inputs.ndim == 4
         # A network of maps takes images of any size, and was trained on parts of them.
@@ -90,10 +84,8 @@ class Run:
         self.stopped_by = self.stopped_by or reason
 
     def add_validation(self, event: ValidationEvent) -> ValidationEvent:
-        """The event, which says whether it is the best one; if so its weights are kept.
-
-        Raises OptionsError, on every rank, if it lacks what the objective is.
-        """
+        """The event, which says whether it is the best one. Raises OptionsError, on every rank, if
+        it lacks what the objective is."""
         objective = self.options.objective
         accuracy = {} if event.accuracy is None else {"accuracy": event.accuracy}
         values = {"loss": event.loss, **event.metrics, **accuracy}
@@ -111,10 +103,7 @@ class Run:
         return replace(event, is_best=True)
 
     def check_finite(self, *, keeps: bool = False) -> bool:
-        """Whether training may continue from these weights, of which a copy is kept if asked.
-
-        If they are not finite, it ends.
-        """
+        """Whether training may continue from these weights; if they are not finite, it ends."""
         if self.has_diverged:
             return False
         # Frozen ones do not change: a mask of -inf among them is no divergence.
@@ -128,7 +117,6 @@ class Run:
         return not self.has_diverged
 
     def keep_finite(self) -> None:
-        """Keep a copy of the weights, which are finite."""
         self.finite = copied(self.evaluated.state_dict()), self.step
 
     def diverge(self, what: str, step: int) -> None:
@@ -153,23 +141,19 @@ class Run:
 
     @property
     def is_patience_over(self) -> bool:
-        """Whether the last `patience` validations were not better."""
         patience = self.options.patience
         return patience is not None and self.num_worse >= patience
 
     @property
     def has_diverged(self) -> bool:
-        """Whether training ends because weights or loss are not finite."""
         return self.stopped_by == "diverged"
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is validated and kept: the averaged one if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     @property
     def complete_epoch(self) -> int:
-        """The epoch of the last complete step; 0 before the first."""
         if not self.step:
             return 0
         return self.epoch if self.samples_done else self.epoch - 1  # it may be in the next already
@@ -202,10 +186,8 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
 
 
 def set_training(model: nn.Module, *, frozen_norms: bool = False) -> None:
-    """Training mode, but for modules whose parameters are all frozen, and batch norms if asked.
-
-    A frozen batch norm must not drift with the batches that pass through it.
-    """
+    """Training mode, but for modules whose parameters are all frozen, and batch norms if asked:
+    these must not drift with the batches that pass through them."""
     model.train()
     for module in model.modules():
         # Its own ones alone: a frozen table at the root must not switch off the dropout below it.

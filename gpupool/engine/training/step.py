@@ -1,9 +1,5 @@
 """One step of a training, on this rank's share of a global batch. Runs on engines.
 
-    step = TrainingStep(run, loss, steps_per_epoch, timer)
-    for share in epoch_shares(...):
-        step.run(share)
-
 The gradient is that of the whole global batch, whatever share each rank has and into however many
 micro-batches it is cut. DDP averages over ranks, so each micro-batch's mean loss has the weight
 `loss_count * world.size / global_count`.
@@ -36,12 +32,7 @@ from gpupool.engine.training.run import Run
 
 
 class TrainingStep:
-    """Makes the steps of a training, one after the other; all ranks call it alike.
-
-    Args:
-        steps_per_epoch: for the learning rate's schedule; 0 for a stream.
-        timer: measures this rank's own work.
-    """
+    """All ranks call it alike. `steps_per_epoch`: for the schedule; 0 for a stream."""
 
     def __init__(self, run: Run, loss: Loss, steps_per_epoch: int, timer: WorkTimer) -> None:
         self._run, self._loss, self._steps_per_epoch = run, loss, steps_per_epoch
@@ -53,11 +44,8 @@ class TrainingStep:
         self._is_ddp_ready = run.world.size == 1
 
     def run(self, share: Share) -> None:
-        """Make one step of this rank's share of a global batch.
-
-        Nothing is read from the device, except in the first step of several ranks, and by fp16 with
-        an optimizer that is not fused.
-        """
+        """Nothing is read from the device, except in the first step of several ranks, and by fp16
+        with an optimizer that is not fused."""
         run = self._run
         options, optimizer, scaler = run.options, run.optimizer, run.scaler
         number = run.step + 1
@@ -95,13 +83,8 @@ class TrainingStep:
         run.reporter.add(number, run.epoch, lr, metrics, share)
         run.is_step_complete = True
 
-    # ---- forward and backward -------------------------------------------------------------------
-
     def _forward_and_backward(self, share: Share) -> list[BatchMetrics]:
-        """Leave the gradients of the whole global batch in the parameters.
-
-        Returns the metrics of each micro-batch.
-        """
+        """Leave the gradients of the whole global batch in the parameters."""
         run = self._run
         total = self._global_count(share)
         self.buffers.before_forward(share)  # of smaller batches: all take rank 0's statistics

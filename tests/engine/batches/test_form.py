@@ -10,15 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from gpupool import DataError, TrainingOptions
-from gpupool.engine.batches.form import PLAIN, Keywords, Positions, called, form_of
+from gpupool.engine.batches.form import PLAIN, Keywords, Positions, form_of
 
 DOUBLE = torch.float64
 A, B, Y = torch.zeros(2, 3), torch.ones(2, 3), torch.tensor([0, 1])
 
 
 class Net(nn.Module):
-    """Has the `forward` that a test gives it."""
-
     def __init__(self, forward: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = forward  # type: ignore[method-assign,assignment]
@@ -63,7 +61,6 @@ NAMED = "cross_entropy"
          Keywords(left=A, right=B), Y),
         (two, NAMED, {"inputs": ("a", "b"), "targets": "c"}, {"a": A, "b": B, "c": Y},
          Positions((A, B)), Y),
-        (one, NAMED, {"inputs": ("a",)}, {"a": A, "b": B, "label": Y}, A, Y),
         (one, of_batch, {}, {"a": A, "label": Y}, A, {"a": A, "label": Y}),
         (one, of_targets, {}, {"a": A, "b": B}, {"a": A, "b": B}, {"a": A, "b": B}),
         (of_tokens, None, {}, {"ids": A, "label": Y, "text": "t"}, Keywords(ids=A, labels=Y),
@@ -96,7 +93,6 @@ def test_what_goes_where(
 
 
 def shown(tree: Any) -> str:
-    """Which tensors are where, and in what."""
     if isinstance(tree, Tensor):
         return {id(A): "A", id(B): "B", id(Y): "Y"}[id(tree)]
     if isinstance(tree, dict):
@@ -108,12 +104,3 @@ def shown(tree: Any) -> str:
 
 def test_without_a_network_rows_are_pairs_of_columns() -> None:
     assert PLAIN.halves({"a": A, "label": Y}, None) == (A, Y)
-
-
-def test_a_network_is_called_by_name_or_by_place() -> None:
-    def take(*values: Any, **named: Any) -> Any:
-        return values, named
-
-    assert called(Net(take), Keywords(left=1)) == ((), {"left": 1})
-    assert called(Net(take), Positions((1, 2))) == ((1, 2), {})
-    assert called(Net(take), {"left": 1}) == (({"left": 1},), {})

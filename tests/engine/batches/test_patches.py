@@ -40,8 +40,6 @@ def network() -> nn.Module:
 
 
 class WithAuxiliary(nn.Module):
-    """Gives what torchvision's networks for segmentation do."""
-
     def __init__(self) -> None:
         super().__init__()
         self.inner = network()
@@ -51,8 +49,6 @@ class WithAuxiliary(nn.Module):
 
 
 def num_reads(pool: Pool) -> int:
-    """How many files the ranks have read in all."""
-
     def of_this_rank() -> int:
         from gpupool.data.stores.retry import counts
 
@@ -85,8 +81,7 @@ def test_ranks_together_train_as_one_and_each_reads_a_pair_once(
     assert reads[0] == files * (1 + num_validations)  # so few stay open from epoch to epoch
     assert reads[0] <= reads[1] <= files * (2 + num_validations)
     best = max(event.metrics["mean_iou"] for event in first.validations)
-    kept = results[0].model
-    measured = gpupool.evaluate(kept, streets, ["mean_iou"], pool=pools[2])
+    measured = gpupool.evaluate(results[0].model, streets, ["mean_iou"], pool=pools[2])
     assert measured["mean_iou"] == pytest.approx(best, abs=1e-6)
-    outputs = gpupool.predict(kept, streets, pool=pools[2])
+    outputs = gpupool.predict(results[0].model, streets, pool=pools[2])
     assert (outputs["out"].shape, outputs["aux"].shape) == ((8, 2, 40, 50), (8, 3, 40, 50))

@@ -24,13 +24,11 @@ from gpupool import (
 from gpupool.core.options import datasets as sampling
 from gpupool.engine.batches.shares import Share, epoch_batches, epoch_shares, num_samples
 from gpupool.engine.group.forming import World
-from gpupool.engine.training.reports import start_event
 from tests.engine.training.vectors import DOUBLE, Backwards, Points, Stream, Unlike, Vectors
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
-ALONE = World(0, 1, torch.device("cpu"))
 NUM = 50
 HEAVY = [0.0 if i < 10 else 1.0 + i % 3 for i in range(NUM)]
 SETTINGS: dict[str, Any] = {"batch_size": 6, "epochs": 2, "lr": 0.1}
@@ -41,7 +39,7 @@ def shares_of(
 ) -> list[list[Share]]:
     """What each of n ranks gets of an epoch."""
     options = sampling.with_data(TrainingOptions(**settings), data)
-    worlds = (World(rank, n, ALONE.device) for rank in range(n))
+    worlds = (World(rank, n, torch.device("cpu")) for rank in range(n))
     return [list(epoch_shares(data, options, one, epoch, samples_done)) for one in worlds]
 
 
@@ -169,9 +167,6 @@ class Sized(Stream):
 
 def test_how_long_it_is_is_known_where_the_stream_tells() -> None:
     assert [num_samples(data) for data in (Sized(9), Stream(9), samples(9))] == [9, 0, 9]
-    for max_steps in (None, 7):
-        options = TrainingOptions(max_steps=max_steps)
-        assert start_event(ALONE, options, Stream(9), 0, None).num_steps == (max_steps or 0)
 
 
 def test_it_goes_on_in_the_middle_of_an_epoch() -> None:

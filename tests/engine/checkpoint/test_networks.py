@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import gpupool
 from gpupool import DataError, TrainingError, load_weights
 from gpupool.core.network import NetworkInfo, give, info_of
-from tests.engine.training.test_checkpoints import deflated, saved
+from tests.engine.training.test_checkpoints import Runs, deflated, saved
 from tests.fuzz.limits import only_our_errors
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
@@ -27,29 +27,18 @@ from tests.support.trainings import network, samples, train_on
 KNOWN = NetworkInfo(("cat", "dog", "owl"), ((0.5,), (0.25,)), (3, 32, 32))
 
 
-class Own(nn.Module):
-    """A network of a user's module."""
-
-    def __init__(self, width: int = 4) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.Tensor(self.layer(x))
-
-
-def test_a_class_of_a_users_module_is_filled_from_a_bucket(s3: SeaweedServer) -> None:
-    model, url = Own(), f"{s3.make_bucket('networks')}/run/net.pt"
+def test_a_copy_of_a_network_is_filled_from_a_bucket(s3: SeaweedServer) -> None:
+    model, url = network(), f"{s3.make_bucket('networks')}/run/net.pt"
     options = {"storage_options": s3.storage_options}
     give(model, KNOWN)
     gpupool.save(model, url, **options)
-    empty = Own()
+    empty = network(seed=1)
     loaded = gpupool.load(url, empty, **options)
-    assert torch.equal(loaded.get_parameter("layer.weight"), model.layer.weight)
+    assert same(loaded, model)
     assert info_of(loaded) == KNOWN
-    assert not torch.equal(empty.layer.weight, model.layer.weight)
-    with raises(DataError, "layer.weight", "[4, 8]", "[5, 8]", kind="other network"):
-        gpupool.load(url, Own(5), **options)
+    assert not same(empty, model)
+    with raises(DataError, "0.weight", "[16, 8]", "[3, 8]", kind="other network"):
+        gpupool.load(url, nn.Sequential(nn.Linear(8, 3)), **options)
     for wrong, where in (("resnet18", url), (model, "net.safetensors")):
         with raises(TrainingError):
             gpupool.save(wrong, where)  # type: ignore[arg-type]
@@ -70,26 +59,6 @@ def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path
         assert info_of(loaded) == info_of(result.model)
         assert info_of(loaded).classes == ("a", "b", "c")
         assert torch.equal(gpupool.predict(loaded, data, pool=pools[2]), expected)
-
-
-class Calls:
-    """A call of anything, in a pickle."""
-
-    def __init__(self, function: Any, *arguments: Any) -> None:
-        self.reduced = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self.reduced
-
-
-def test_a_hostile_file_runs_nothing_and_takes_no_more_memory_than_it_has(tmp_path: Path) -> None:
-    trace, url = tmp_path / "ran", tmp_path / "net.pt"
-    code = saved({"state_dict": Calls(Path.touch, trace)})
-    for content in (code, deflated(saved({"zeros": torch.zeros(2**24)}))):
-        url.write_bytes(content)
-        with only_our_errors(), raises(DataError, "net.pt", kind="not safe"):
-            gpupool.load(url, network())
-    assert not trace.exists()
 
 
 # ---- weights as other programs leave them -------------------------------------------------------
@@ -147,28 +116,30 @@ def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
     ("content", "kind", "shown"),
     [
         ({"args": argparse.Namespace(lr=0.1)}, "not safe", "argparse.Namespace"),
+        ({"state_dict": Runs()}, "not safe", ""),
+        (lambda: deflated(saved({"zeros": torch.zeros(2**24)})), "not safe", "compressed"),
         ([1, 2], "no weights", "list"),
         (b"\xff" * 100, "not safe", ""),
         (None, "missing", ""),
     ],
-    ids=str,
+    ids=["class", "code", "compressed", "list", "noise", "missing"],
 )
-def test_a_file_without_weights_is_named(
-    tmp_path: Path, content: Any, kind: str, shown: str
+def test_a_file_without_weights_is_named_and_not_run_or_unpacked(
+    tmp_path: Path, content: Any, kind: str, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "w.pth"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        torch.save(content, path)
-    with raises(DataError, "w.pth", shown, kind=kind) as caught:
-        load_weights(made(), path)
-    assert str(caught.value).isprintable()
+    monkeypatch.chdir(tmp_path)
+    path, content = tmp_path / "w.pth", content() if callable(content) else content
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else saved(content))
+    for read in (load_weights, lambda model, url: gpupool.load(url, model)):
+        with only_our_errors(), raises(DataError, "w.pth", shown, kind=kind) as caught:
+            read(made(), path)
+        assert str(caught.value).isprintable()
+    assert {*tmp_path.iterdir()} <= {path}
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a folder."""
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()

@@ -19,7 +19,6 @@ NESTEROV = {"momentum": 0.9, "nesterov": True}
 @pytest.mark.parametrize(
     ("settings", "kind", "own"),
     [
-        ({"optimizer": "sgdm"}, torch.optim.SGD, {"momentum": 0.9}),
         ({"optimizer": "sgdm", "momentum": 0}, torch.optim.SGD, {"momentum": 0}),
         ({"optimizer": "rmsprop", "momentum": 0.3}, torch.optim.RMSprop, {"momentum": 0.3}),
         ({"optimizer": torch.optim.Adagrad}, torch.optim.Adagrad, {}),

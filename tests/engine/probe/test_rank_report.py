@@ -8,23 +8,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpupool import TrainingOptions
-from gpupool.core.wire.events import Event, ProgressEvent
+from gpupool.core.wire.events import ProgressEvent
 from gpupool.data.device import Mark
-from gpupool.engine.group.forming import World
 from gpupool.engine.probe.rank_report import WorkTimer
-from gpupool.engine.training.loop import fit
 from gpupool.training.history import TrainingHistory
+from tests.engine.training.test_option_effects import trained
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
-ALONE = World(0, 1, torch.device("cpu"))
 SLOW_RANK = 1
 
 
 class Sleeps(nn.Module):
-    """Lets one rank take its time in each forward, or backward."""
-
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where = where
@@ -51,19 +46,12 @@ def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> 
     # the others wait, and that is no work of theirs
     assert min(event.step_s or 0.0 for event in history.ranks.values()) > 0.4
     assert max(work[0], work[2]) < 0.7 * work[SLOW_RANK]
-
-
-def test_a_rank_that_is_alone_tells_too(pools: Pools) -> None:
-    history = train_on(pools[1], network(), samples(32), epochs=2).history
-    assert [*history.ranks] == [0]
-    event = history.ranks[0]
-    assert 0 <= (event.utilization or 0.0) <= 1
-    assert 50 << 20 < (event.memory_bytes or 0) < (event.total_memory_bytes or 0)
+    for event in history.ranks.values():
+        assert 0 <= (event.utilization or 0.0) <= 1
+        assert 50 << 20 < (event.memory_bytes or 0) < (event.total_memory_bytes or 0)
 
 
 class At(Mark):
-    """A mark at a time that a test says."""
-
     def __init__(self, at_s: float) -> None:
         self._at_s = at_s
 
@@ -98,8 +86,6 @@ def test_a_step_is_cut_into_its_phases() -> None:
 
 
 class Patient(nn.Linear):
-    """A network that takes its time where it is validated."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training:
             time.sleep(0.05)
@@ -107,12 +93,9 @@ class Patient(nn.Linear):
 
 
 def test_a_long_validation_tells_how_far_it_is_and_the_time_goes_on() -> None:
-    told: list[Event] = []
-    options = TrainingOptions(batch_size=10, epochs=2)
-    fit(Patient(8, 3), samples(20), "cross_entropy", options, world=ALONE, validation=samples(120),
-        emit=told.extend)  # fmt: skip
+    settings = {"validation": samples(120), "batch_size": 10, "epochs": 2}
     history, lines, elapsed = TrainingHistory(), [], [0.0]
-    for event in told:
+    for event in trained(Patient(8, 3), samples(20), **settings).events:
         history.add(event)
         elapsed.append(history.elapsed_s)
         if isinstance(event, ProgressEvent) and event.what == "validating":

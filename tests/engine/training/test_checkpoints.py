@@ -62,7 +62,6 @@ def newest(place: object) -> dict[str, Any]:
 
 
 def news(checkpoints: Checkpoints) -> tuple[list[int], list[str]]:
-    """Steps that were written, and what has failed."""
     told, checkpoints.news = checkpoints.news, []
     written = [one.step for one in told if isinstance(one, CheckpointEvent)]
     return written, [one.message for one in told if isinstance(one, WarningEvent)]
@@ -70,7 +69,6 @@ def news(checkpoints: Checkpoints) -> tuple[list[int], list[str]]:
 
 @pytest.fixture(params=["folder", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty folder of each kind."""
     if request.param == "folder":
         return str(tmp_path / "run")
     server: SeaweedServer = request.getfixturevalue("s3")
@@ -160,7 +158,6 @@ def test_what_cut_off_writers_have_left_is_cleared_away_and_nothing_else(tmp_pat
 
 
 def test_the_last_two_are_kept_and_files_of_the_users_that_are_named_so(url: str) -> None:
-    """All that a training does with its folder."""
     own = {f"step-{step:08}.pt": saved({"my": "own"}) for step in range(20)}
     own |= {".movie.mp4.part": b"mine", "step-1.pt": b""}
     target = Target(url)
@@ -228,8 +225,6 @@ def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) ->
 
 
 class Runs:
-    """Code in a pickle."""
-
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("was-run",)
 

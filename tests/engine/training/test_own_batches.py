@@ -101,8 +101,6 @@ def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pool
 
 
 class Pairs(nn.Module):
-    """Two views of each sample, and a temperature that trains."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -158,8 +156,6 @@ def test_a_collate_that_mixes_leaves_the_validation_alone(pools: Pools) -> None:
 
 
 class Marked(nn.Module):
-    """Checkpoints a part of itself in torch's older way."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 8, dtype=DOUBLE), network(DOUBLE)

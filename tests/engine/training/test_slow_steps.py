@@ -18,8 +18,6 @@ pytestmark = pytest.mark.long
 
 
 class Slow(nn.Module):
-    """A network whose forward lasts so long, in some of its calls."""
-
     def __init__(self, seconds: float, first: int = 1, last: int = 10**6) -> None:
         super().__init__()
         self.inner, self.seconds, self.first, self.last = network(), seconds, first, last

@@ -37,7 +37,6 @@ def fitted(
 
 
 def flat() -> nn.Module:
-    """A network of images of one pixel."""
     return nn.Sequential(nn.Flatten(), *network())
 
 
@@ -89,8 +88,6 @@ def test_skipped_samples_are_told_again_and_counted_once(
 
 
 class Breaks(torch.optim.SGD):
-    """Fails in the middle of the fifth step."""
-
     num_steps = 0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -193,8 +190,6 @@ def test_it_goes_on_from_a_checkpoint_as_if_never_interrupted(pools: Pools, tmp_
 
 
 class Configured(nn.Identity):
-    """Has what no file that is read without running code can hold."""
-
     def __init__(self, word: Any) -> None:
         super().__init__()
         self.word = word

@@ -42,14 +42,12 @@ RICH = TrainingOptions(
 
 
 def normed() -> nn.Module:
-    """With batch norm and dropout."""
     torch.manual_seed(0)
     layers = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 3)
     return nn.Sequential(*layers)
 
 
 def outcome(losses: list[float], model: nn.Module) -> dict[str, Any]:
-    """What is compared: every loss, and every number in the network."""
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
     return {"losses": losses, "state": state}
 

@@ -49,8 +49,6 @@ class Vectors:
 
 
 class Backwards(Vectors):
-    """Orders its own epochs."""
-
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
         return np.arange(len(self))[::-1].copy()
 
@@ -113,8 +111,6 @@ class Table(nn.Module):
 
 
 class Targets(Dataset[Any]):
-    """Numbers of rows as inputs, and targets in a dict."""
-
     def __init__(self, **targets: Tensor) -> None:
         self.targets = targets
 
