@@ -33,7 +33,6 @@ class NoticeLines:
         self._written: set[str] = set()
 
     def __call__(self, text: str | None) -> None:
-        """Write "gpupool: TEXT"."""
         form = _TIME.sub("", text or "")
         if text is None:
             self._written.clear()

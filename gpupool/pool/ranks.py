@@ -59,7 +59,6 @@ class Ranks:
     placement: Placement
 
     def __init__(self, options: PoolOptions) -> None:
-        """Nothing is started yet."""
         self.options = options
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
         self.engines = Engines(options.timeout_s, self._on_loss)
@@ -167,7 +166,6 @@ class Ranks:
 
         Not for a thread that this may have to wait for.
         """
-
         engines, turns = self.engines, self.turns
 
         def is_over() -> bool:  # or is the turn of cells on other ranks, and no rank is missing
@@ -177,10 +175,7 @@ class Ranks:
             engines.changed.wait_for(is_over, timeout_s)
 
     def wait_until_usable(self) -> None:
-        """Wait until all is mended, then raise the PoolError that says why nothing can run, if so.
-
-        Not for a thread that this may have to wait for.
-        """
+        """`wait_until_mended`, with another try if there is no group, then `require_usable`."""
         self.wait_until_mended()
         if self.trouble.kind == "no group":  # another user has disturbed, say, and may have ended
             self.reform_group()
@@ -262,7 +257,6 @@ class Ranks:
             raise self.engines.too_late(f"the GPU of rank {error.ranks[0]}") from None
 
     def _on_loss(self, rank: int, loss: Loss) -> None:
-        """A rank is lost in this moment: see `Engines`."""
         if not loss.is_heard:
             self._unreported[rank] = loss
         if self._is_up and self.trouble.kind != "given up":
@@ -323,7 +317,6 @@ class Ranks:
             return self._mends
 
     def _replace(self, lost: Mapping[int, Loss], forming: Turn) -> None:
-        """Start new engines for these ranks; the group is wanting then."""
         turn = forming
         if not forming.began:
             turn = self.turns.ask(lost, "the replacement of a rank", "replaces")

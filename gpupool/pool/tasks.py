@@ -119,7 +119,6 @@ class Task(Future[Any]):
     # ---- in the thread of its rank -------------------------------------------------------
 
     def _run_on(self, rank: int) -> None:
-        """Run it, and again where its rank has failed, and not it."""
         assert self._kept is not None
         if not self.set_running_or_notify_cancel():
             return
@@ -223,7 +222,6 @@ class TaskExecutor(Executor):
         self._submitted: WeakSet[Task] = WeakSet()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Task:
-        """The future of a task."""
         task = self._tasks.submit((fn, args, kwargs))
         self._submitted.add(task)
         return task

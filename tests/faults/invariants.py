@@ -42,7 +42,6 @@ MAX_MORE = (12, 8)  # may be gained once, by the first use of something: autogra
 
 
 def footprint(pid: int) -> Footprint:
-    """Of a process, now."""
     process = psutil.Process(pid)
     return process.num_fds(), process.num_threads()
 
@@ -71,7 +70,6 @@ class Faulty:
         self.pids, self.generation = dict(self.pool.status().pids), self.pool.generation
 
     def begin(self, source: str, timeout_s: float | None = None) -> Execution:
-        """Begin a cell on all ranks."""
         return self.pool.begin(
             source,
             ranks=range(self.pool.world_size),
@@ -93,20 +91,17 @@ class Faulty:
         return self.ended(self.begin(source, timeout_s))
 
     def ended(self, execution: Execution) -> SpmdError:
-        """The error of a cell that was begun."""
         assert execution.wait(DEADLINE_S), f"no end within {DEADLINE_S:g} s"
         error = execution.error()
         assert error is not None, "no error"
         return error
 
     def stopped(self, source: str, after_s: float = 0.1) -> SpmdError:
-        """The error of a cell that is interrupted once."""
         execution = self.begun(source, after_s)
         execution.interrupt()
         return self.ended(execution)
 
     def pid(self, rank: int) -> int:
-        """The process of a rank."""
         return engine_pid(self.pool, rank)
 
     def check(self, lost: Iterable[int] = ()) -> None:

@@ -33,7 +33,6 @@ USES = {
 
 @pytest.fixture
 def pool3(pool3: Pool) -> Pool:
-    """Three CPU ranks with a sharded model, a mesh and a sub-group."""
     pool3.run(HOLDERS)
     with pytest.raises(SpmdError):  # before any collective, which leaves all as it is
         pool3.run("1 / 0")

@@ -31,7 +31,6 @@ GONE_S = 3.0  # on an idle machine
 
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
-    """One that may be killed."""
     with Kernel(PYTHONPATH=str(ROOT)) as kernel:
         yield kernel
 

@@ -49,7 +49,6 @@ def start(folder: Path, *prefix: str, first: str = "", then: str = "pass") -> li
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB, mounted for one test."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True
     )

@@ -30,7 +30,6 @@ Chance = random.Random
 
 
 def some(chance: Chance) -> list[int]:
-    """One rank, two, or all."""
     return chance.sample(RANKS, chance.choice((1, 1, 1, 2, len(RANKS))))
 
 

@@ -64,7 +64,6 @@ def test_the_status_says_who_runs_where(pool2: Pool) -> None:
 
 @pytest.fixture
 def no_pool() -> Iterator[None]:
-    """No pool runs before the test nor after it."""
     session.stop()
     yield
     session.stop()

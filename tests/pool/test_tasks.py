@@ -56,7 +56,6 @@ class Row:
         return self.pool.submit(self.names["begins"], self.folder / name, self.go, name, **options)
 
     def ranks(self, name: str) -> list[int]:
-        """Where it has begun so far."""
         path = self.folder / name
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -68,19 +67,16 @@ class Row:
             os.kill(engine_pid(self.pool, task.rank), signal.SIGKILL)
 
     def is_whole(self) -> bool:
-        """Whether a collective of all ranks works."""
         found = self.pool.run("x = torch.ones(1); dist.all_reduce(x); x.item()")
         return set(found.values()) == {float(self.pool.world_size)}
 
 
 @pytest.fixture
 def row(pool2: Pool, names: dict[str, Any], tmp_path: Path) -> Row:
-    """On two ranks."""
     return Row(pool2, names, tmp_path)
 
 
 def ename(task: Task) -> str:
-    """The class of what it has raised on its rank."""
     with pytest.raises(SpmdError) as caught:
         task.result(SOON_S)
     return caught.value.first.ename

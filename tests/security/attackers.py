@@ -43,8 +43,6 @@ _NUMBERS = 16  # of gloo's connections, from 0 on
 
 @dataclass
 class Report:
-    """What has come of it."""
-
     looked: int = 0  # how often, for ports
     heard: Counter[int] = field(default_factory=Counter)  # messages by port
     admitted: dict[int, bool] = field(default_factory=dict)  # port -> whether, once that is clear
@@ -78,7 +76,6 @@ async def watch(
 
 
 async def subscribe(port: int, _: int) -> None:
-    """Subscribe to everything there."""
     subscriber = zmq.asyncio.Context.instance().socket(zmq.SUB)
     subscriber.setsockopt(zmq.SUBSCRIBE, b"")
     subscriber.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

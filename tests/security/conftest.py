@@ -31,14 +31,12 @@ def users() -> Iterator[tuple[User, User]]:
 
 @pytest.fixture
 def alice(users: tuple[User, User]) -> Iterator[User]:
-    """The user who has a pool; it ends with the test."""
     yield users[0]
     assert users[0].close() == []
 
 
 @pytest.fixture
 def bob(users: tuple[User, User]) -> Iterator[User]:
-    """The user who attacks; what he does ends with the test."""
     yield users[1]
     assert users[1].close() == []
 
@@ -51,6 +49,5 @@ def victim(alice: User) -> Actor:
 
 @pytest.fixture
 def pool(victim: Actor) -> Actor:
-    """A process of Alice's with a pool of two."""
     victim.do("run", source="start(n=2)")
     return victim

@@ -52,7 +52,6 @@ class Actor:
         return answer
 
     def do(self, do: str, **arguments: Any) -> Any:
-        """The value; fails if there was an error."""
         answer = self.ask(do, **arguments)
         assert "error" not in answer, f"{self.name}: {do}: {answer['error']}: {answer['text']}"
         return answer["value"]

@@ -49,18 +49,15 @@ class Attack:
         return knocked
 
     def check(self, answer: dict[str, Any]) -> None:
-        """Fails if he has read anything."""
         read = self.actor.do("report")["read"]
         assert read == [], f"it came to {answer}"
 
 
 def spmd(source: str, timeout_s: float = LIMIT_S) -> str:
-    """A cell that runs this on the ranks."""
     return f"dict(pool.run({source!r}, timeout_s={timeout_s}))"
 
 
 def has_kept(victim: Actor, values: dict[int, int | None]) -> None:
-    """The pool works, and its ranks have these values."""
     for source, expected in ((SUM, {0: 2.0, 1: 2.0}), ("globals().get('kept')", values)):
         assert literal_eval(victim.do("run", source=spmd(source, 30))) == expected
 

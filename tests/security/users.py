@@ -40,7 +40,6 @@ class User:
     actors: list[Actor] = field(default_factory=list)
 
     def act(self, module: str, *arguments: object) -> Actor:
-        """Start a module of the tests that serves commands."""
         command = [sys.executable, "-u", "-m", f"tests.{module}", *map(str, arguments)]
         name = f"{self.name}-{module}"
         log = self.home / f"{name}.log"
@@ -80,7 +79,6 @@ class User:
         return [f"{process.pid} {process.name()}" for process in left]
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """What runs a command as this user."""
         ids = [f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups"]
         none = ["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
         view = ["unshare", "--mount", "--propagation=private", "sh", "-eu", self.folder / "../view"]

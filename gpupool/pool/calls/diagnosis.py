@@ -76,10 +76,7 @@ class HangWatch:
     ) -> Diagnosis | None:
         """What is wrong at this moment. Never waits; to be called some times a second.
 
-        Args:
-            finished: the ranks that have ended the call.
-            now: `time.monotonic()`.
-            left: those of them that have left it by `exit()`.
+        Ranks in `finished` have ended the call, those in `left` by `exit()`.
         """
         if left and self._every_s > _HURRY_S:  # who waits for one of these is to hear of it soon
             self._next_at, self._every_s = now, _HURRY_S
@@ -141,7 +138,6 @@ class Observed:
     has_moved: bool = False  # since the last look: it computes, or is in another one by now
 
     def count(self, now: float) -> None:
-        """Bring the seconds up to now."""
         if self.answer is not None and now - self.asked_at > _SILENT_S:
             self.where = replace(self.where, collective=None)
         self.stopped_s = now - self.ran_at
@@ -163,7 +159,6 @@ class Observed:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it stands still until somebody makes it go on."""
         return self.stopped_s >= _STOPPED_S
 
     def is_in(self, collective: Collective) -> bool:
@@ -250,7 +245,7 @@ def _told(
     by_exit: bool = False,
     more: str = "",
 ) -> Diagnosis:
-    """What is told of ranks; those of a host that do the same at the same line stand together."""
+    # those of a host that do the same at the same line stand together
     groups: dict[Place, tuple[int, ...]] = {}
     for rank, place in places.items():
         groups[place] = (*groups.get(place, ()), rank)
@@ -317,7 +312,6 @@ def _sentence(place: Place) -> str:
 
 
 def _stopped_text(ranks: Iterable[int], seen: Mapping[int, Observed]) -> str:
-    """What is said of processes that stand still."""
     return " ".join(
         f"Rank {rank} has been stopped for {seen[rank].stopped_s:.0f} s: `kill -CONT "
         f"{seen[rank].pid}` resumes it. To interrupt (■), or `%gpupool restart {rank}` for a cell "

@@ -107,7 +107,6 @@ class Execution(Generic[Value]):
             raise
 
     def done(self) -> bool:
-        """Whether every rank has finished."""
         return self._finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -193,7 +192,6 @@ class Execution(Generic[Value]):
                 self._finished.set()
 
     def _begin(self) -> None:
-        """Wait for the turn, and make the calls."""
         if self.waits_for:
             while self.waits_for and not self._presses:
                 self.waits_for = self._all_ranks.turns.begin(self._turn, 0.05)
@@ -247,7 +245,6 @@ class Execution(Generic[Value]):
         self._resolve()
 
     def _resolve(self) -> None:
-        """Say of each rank that failed how it did, and what went with one that was replaced."""
         for rank, failure in self._failures.items():
             said = failure.error.evalue
             error = replace(failure.error, evalue=said + self._all_ranks.hint(rank, said))
@@ -286,7 +283,6 @@ class Execution(Generic[Value]):
             self._on_notice(text)
 
     def _note(self, rank: int, error: BaseException) -> None:
-        """Note what has ended a call that has no reply."""
         self._failures[rank] = without_reply(rank, error, self._hidden)
         self._group_wanting |= isinstance(error, EngineDiedError)
 

@@ -28,7 +28,6 @@ def without_reply(rank: int, failure: BaseException, hidden: Secrets) -> Raised:
 
 
 def masked(raised: Raised, hidden: Secrets) -> Raised:
-    """What ended a call, as it may be shown."""
     shown = ("evalue", "traceback", "where", "hint")
     texts: dict[str, Any] = {name: redact(getattr(raised.error, name), hidden) for name in shown}
     error = replace(raised.error, **texts)
@@ -51,7 +50,7 @@ def resolve(
 
     Args:
         asked: the user, or a limit, wanted the end.
-        limit: (name of the error, what it says) of the limit, if that was it.
+        limit: (name of the error, what it says), if it was a limit.
         freed_at: when ranks were first interrupted or their collectives aborted (seconds since the
             epoch), if they were.
         where: where ranks were before they were interrupted or killed, as far as is known.

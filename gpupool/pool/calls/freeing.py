@@ -28,8 +28,6 @@ _ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may no
 
 
 class Rung(Enum):
-    """A step of the ladder."""
-
     INTERRUPT = auto()
     ABORT = auto()  # their collectives
     AGAIN = auto()  # both
@@ -103,7 +101,6 @@ class Freeing:
         return {rank: was for rank, was in self._found().items() if not was.idle}
 
     def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
-        """Do what is due about the ranks that still run; `presses`: see `Ladder.due`."""
         for rung in self._ladder.due(now, presses):
             if self._answers is None:  # before the first is freed, which frees its peers
                 self._notice(None)  # what was told is being ended
@@ -147,7 +144,6 @@ class Freeing:
                 self._all_ranks.engines.kill(rank, "did not react to the interrupt, and was killed")
 
     def _found(self) -> dict[int, Location]:
-        """What those have answered that have."""
         answers = (self._answers or {}).items()
         done = {rank: one.result().found for rank, one in answers if one.done()}
         return {rank: where for rank, where in done.items() if where is not None}

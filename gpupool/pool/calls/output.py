@@ -36,16 +36,17 @@ class RankOutput:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything shown so far."""
         self.clears = False
         self.displays: list[dict[str, Any]] = []
         self._texts: list[str] = []
         self._num_kept = self._num_left_out = 0
 
     def add(self, kind: OutputKind, content: Any) -> None:
-        """Add what the rank has shown, or have it clear or change what it has shown before."""
         if kind is OutputKind.UPDATE:
-            self._update_display(content)
+            new = {key: content.get(key) or {} for key in ("data", "metadata")}
+            for display in self.displays:
+                if display["display_id"] == _name(content):
+                    display.update(new)
         elif kind is OutputKind.CLEAR and content.get("wait"):
             self.clears = True
         elif kind is OutputKind.CLEAR or (self.clears and kind in SHOWN):
@@ -100,12 +101,6 @@ class RankOutput:
         self._texts, self._num_kept = [head, tail], len(head) + len(tail)
         gap = f"\n[... {self._num_left_out} characters left out ...]\n"
         return head, gap if self._num_left_out else "", tail
-
-    def _update_display(self, content: Mapping[str, Any]) -> None:
-        new = {key: content.get(key) or {} for key in ("data", "metadata")}
-        for display in self.displays:
-            if display["display_id"] == _name(content):
-                display.update(new)
 
 
 def _name(content: Mapping[str, Any]) -> str | None:
@@ -174,8 +169,7 @@ class SpmdResult(Mapping[int, Any]):
         elapsed_s: float,
         cell_number: int | None = None,
     ) -> None:
-        self.elapsed_s = elapsed_s
-        self.cell_number = cell_number
+        self.elapsed_s, self.cell_number = elapsed_s, cell_number
         # The notebook's number of the cell that has shown it, and what of it; set by a view.
         self.shown: tuple[int, Any] = (-1, "nothing")
         self.outputs = dict(sorted(outputs.items()))

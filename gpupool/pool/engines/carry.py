@@ -87,7 +87,6 @@ class Carrier:
         return copies[key][1]
 
     def _send(self, rank: int, descriptor: int, gives_up: Callable[[], bool]) -> str:
-        """Copy a file to the rank's host; the path there."""
         name, num_bytes = f"carried-{next(self._numbers)}", os.fstat(descriptor).st_size
         try:
             with progress(f"Sending to {self._engines.host_of(rank)}", num_bytes, BYTES) as bar:
@@ -103,7 +102,6 @@ class Carrier:
         return there
 
     def _bring(self, rank: int, name: str, file: IO[bytes]) -> None:
-        """Move the file of this name on the rank's host to `file`."""
         try:
             with progress(f"Receiving from {self._engines.host_of(rank)}", unit=BYTES) as bar:
                 starts = itertools.count(0, PIECE_BYTES)
@@ -120,7 +118,6 @@ class Carrier:
         requests: Iterable[ControlRequest[Found]],
         gives_up: Callable[[], bool] = lambda: False,
     ) -> Iterator[Found]:
-        """What a rank finds for each request; some are on their way at a time."""
         asked = deque[Future[Answer[Found]] | None]()
         for request in requests:
             asked.append(self._engines.control(request, [rank]).get(rank))

@@ -49,7 +49,6 @@ class EngineClient:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks whose engines have registered."""
         return sorted(self._client.ids)
 
     def call(
@@ -173,7 +172,6 @@ class Router:
         self._listeners: OrderedDict[str, OnMessage] = OrderedDict()
 
     def listen(self, message_id: str, listener: OnMessage) -> None:
-        """Give the messages of this call to `listener`, also those that come after its end."""
         with self._lock:
             self._listeners[message_id] = listener
             while len(self._listeners) > MAX_LISTENERS:

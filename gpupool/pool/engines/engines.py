@@ -42,8 +42,6 @@ _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard 
 
 
 class State(Enum):
-    """What the engine of a rank does, as far as is known."""
-
     THERE = auto()  # or asked for
     LEAVING = auto()  # it is ended on purpose, and another one comes: its end is no loss
     LOST = auto()
@@ -67,11 +65,9 @@ class Loss:
 
     @property
     def sentence(self) -> str:
-        """Who and how."""
         return f"{self.who} {self.how}."
 
     def error(self) -> EngineDiedError:
-        """That of a call."""
         message = with_log(f"{self.who} {self.how}; {self.meaning}", self.log_tail)
         return EngineDiedError(message, self.at)
 
@@ -337,7 +333,6 @@ class Engines:
         return is_first
 
     def too_late(self, what: str) -> PoolStartError:
-        """The error of a start in which something did not come."""
         return PoolStartError(
             f"{what} did not come up within {self._timeout_s:g} s. "
             "A larger timeout_s (--timeout) gives a slow machine more time."
@@ -352,7 +347,6 @@ class Engines:
         self._wait(self._missing)
 
     def _missing(self) -> str:
-        """What is missing until all engines can be called."""
         if not self.launch.is_controller_up():
             return "the controller (which looks for 20 free ports on 127.0.0.1)"
         # A connection waits in vain if all ends meanwhile, by a torch that cannot be imported.

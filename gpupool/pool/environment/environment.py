@@ -97,10 +97,7 @@ class Environment:
                 NoticeLines()(str(error))
 
     def propagate(self, names_or_globs: Sequence[str], aws: bool) -> dict[str, str]:
-        """Send variables of the notebook, and its AWS credentials; remember both.
-
-        Gives name -> fingerprint; an OptionsError if a name is not set, or a glob matches nothing.
-        """
+        """As `Pool.propagate_env`. An OptionsError if a name is not set or a glob finds nothing."""
         variables = environ.select(names_or_globs, os.environ)
         with self._lock:
             self.set(variables)
@@ -143,7 +140,6 @@ class Environment:
             self._send(ranks, SetEnvironment(self._variables, [], refresh=False))
 
     def close(self) -> None:
-        """End the renewal, with the pool."""
         self._closed = True
         if self._renewal is not None:
             self._renewal.close()
@@ -297,7 +293,6 @@ class Renewal:
 
     @property
     def sentence(self) -> str:
-        """How things stand, for the status."""
         expires_at = self._current.expires_at
         if expires_at == math.inf:
             return "AWS credentials without a known end"

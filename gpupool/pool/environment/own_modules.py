@@ -29,11 +29,10 @@ def reloaded() -> Reloaded | None:
     """The modules of the user's that were seen to have been loaded again; None without any."""
     with _lock:
         times = _times_of_autoreload()
-        if len(sys.modules) != len(_seen):
-            for name in sys.modules.keys() - _seen:
-                _seen.add(name)
-                if time := _time_of_own(name):
-                    _own[name] = _spec(name), times.get(name, time)
+        for name in sys.modules.keys() - _seen:
+            _seen.add(name)
+            if time := _time_of_own(name):
+                _own[name] = _spec(name), times.get(name, time)
         for name, (spec, time) in _own.items():
             if name in sys.modules:  # what was only removed is not loaded again
                 now = _spec(name), times.get(name, time)

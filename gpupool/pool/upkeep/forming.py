@@ -102,7 +102,6 @@ class Forming:
             engines.changed.wait_for(lambda: not set(ranks) & {*engines.alive_ranks()}, DIE_S)
 
     def _explained(self, error: PoolError) -> str:
-        """An error, and what NCCL has logged on its ranks."""
         text = str(error)
         for rank in error.ranks:
             lines = [line.strip() for line in self._engines.log(rank).splitlines()]

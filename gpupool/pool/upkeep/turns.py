@@ -30,7 +30,6 @@ class Turn:
 
     @property
     def is_first(self) -> bool:
-        """Whether it comes before those that wait."""
         return self.kind in ("replaces", "forms")
 
 
@@ -56,7 +55,6 @@ class Turns:
             return [] if turn.began else self._ahead(turn)
 
     def end(self, turn: Turn) -> None:
-        """Leave the row."""
         with self._changed:
             self._row.remove(turn)
             self._changed.notify_all()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.location import Collective, Location
 from gpupool.core.wire.replies import Raised
@@ -38,14 +40,22 @@ def resolved(
     return SpmdError(told, 3)
 
 
-def freed(error: SpmdError) -> list[bool]:
-    return [one.freed for one in error.errors.values()]
-
-
-def test_a_death_is_the_cause_though_its_peers_noticed_it_before_it_was_told() -> None:
-    error = resolved(lost(0, 1.0), raised(1, 2.0, "EngineDiedError"), lost(2, 1.0))
-    assert error.first.rank == 1
-    assert freed(error) == [True, False, True]
+@pytest.mark.parametrize(
+    ("failures", "freed_at", "first", "others"),
+    [  # a death, though its peers noticed it before it was told
+        ((lost(0, 1.0), raised(1, 2.0, "EngineDiedError"), lost(2, 1.0)), None, 1, [0, 2]),
+        # two that raise by themselves
+        ((raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3)), 1.25, 1, [2]),
+        # collectives that fail by themselves
+        ((lost(0, 1.0), lost(1, 1.1), lost(2, 1.4)), 1.3, 0, [2]),
+    ],
+)
+def test_who_failed_by_itself_is_a_cause_and_the_others_were_freed(
+    failures: tuple[Raised, ...], freed_at: float | None, first: int, others: list[int]
+) -> None:
+    error = resolved(*failures, freed_at=freed_at)
+    assert error.first.rank == first
+    assert [rank for rank, one in error.errors.items() if one.freed] == others
 
 
 def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
@@ -60,17 +70,6 @@ def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
     }
 
 
-def test_two_that_raise_by_themselves_are_both_causes() -> None:
-    error = resolved(raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3), freed_at=1.25)
-    assert freed(error) == [False, False, True]
-    assert error.first.rank == 1
-
-
-def test_collectives_that_fail_by_themselves_are_the_cause() -> None:
-    error = resolved(lost(0, 1.0), lost(1, 1.1), lost(2, 1.4), freed_at=1.3)
-    assert freed(error) == [False, False, True]
-
-
 def test_who_is_stopped_was_interrupted_in_its_collective_or_at_its_line() -> None:
     error = resolved(lost(0, 1.0), interrupted(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
     assert str(error.first) == "KeyboardInterrupt"
@@ -80,7 +79,7 @@ def test_who_is_stopped_was_interrupted_in_its_collective_or_at_its_line() -> No
         "KeyboardInterrupt: in all_reduce",
         "KeyboardInterrupt: in a collective",
     ]
-    assert freed(error) == [False, False]
+    assert not any(one.freed for one in error.errors.values())
     assert str(resolved(lost(0, 1.0), asked=True).first) == "KeyboardInterrupt: in a collective"
 
 

@@ -49,13 +49,11 @@ class TwoHosts:
             engine.place = replace(engine.place, host="other")
 
     def cell(self, source: str) -> list[Any]:
-        """The values of a cell."""
         at = Notebook(self.names, str)
         run = SpmdRun(self.pool, source, (0, 1, 2), QuietView(), notebook=at)
         return list(dict(run.result()).values())
 
     def files(self) -> set[str]:
-        """The names of what is in the folder of the ranks that are away."""
         return {path.name for path in self.folder.iterdir()}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import gpupool
 from gpupool import OptionsError, Pool
 from gpupool.core.wire.masking import MASK
 from gpupool.pool import session
+from gpupool.pool.environment import own_modules
 from tests.support.processes import folder_of
 from tests.support.raising import raises
 
@@ -111,6 +114,24 @@ def test_files_of_a_pool_are_for_its_owner_alone(pool2: Pool) -> None:
     assert [path for path in files if path.stat().st_mode & 0o077] == []
     compiled = Path(pool2.run("import os; os.environ['TORCHINDUCTOR_CACHE_DIR']")[0])
     assert compiled.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_module_that_came_as_another_went_is_seen_to_be_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_modules, "_reloaded", {})  # what later cells would send
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("gone_module", "new_module"):
+        (tmp_path / f"{name}.py").touch()
+    importlib.import_module("gone_module")
+    own_modules.reloaded()
+    monkeypatch.delitem(sys.modules, "gone_module")
+    module = importlib.import_module("new_module")
+    own_modules.reloaded()
+    importlib.reload(module)
+    found = own_modules.reloaded()
+    assert found is not None
+    assert found.times == {"new_module": 1}
 
 
 @pytest.mark.long

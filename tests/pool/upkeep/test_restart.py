@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 from gpupool import Pool, PoolError, PoolOptions, SpmdError
-from gpupool.core.wire.requests import Answer, Where
 from tests.support.processes import (
     engine_pid,
     family,
@@ -36,7 +35,6 @@ SOON_S = 30.0
 
 @pytest.fixture
 def pool3(pool3: Pool) -> Pool:
-    """Three CPU ranks, each with a variable `kept`."""
     pool3.run("kept = 10 + rank")
     return pool3
 
@@ -145,14 +143,6 @@ def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path
     assert len(sent) == 1
     assert running.error() is None
     assert dict(pool3.run(len, sent[0])) == {0: 9, 1: 9, 2: 9}
-
-
-def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
-    pid = engine_pid(pool3, 1)
-    os.kill(pid, signal.SIGSTOP)
-    answer = pool3.engines.control(Where(), [1])[1]
-    os.kill(pid, signal.SIGKILL)
-    assert answer.result(SOON_S) == Answer("died")
 
 
 def test_what_follows_a_broken_group_waits_its_turn_while_another_cell_runs(
