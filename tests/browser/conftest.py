@@ -29,7 +29,6 @@ def shared_browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Both front ends, for tests that share a notebook as well."""
     pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
     from tests.browser.lab import Lab
 

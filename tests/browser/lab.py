@@ -98,7 +98,6 @@ class Lab:
         return self.tmp / "work" / name
 
     def add_kernel(self, name: str, first_on_path: Path) -> str:
-        """Make a kernel known that takes packages from a folder before those of this Python."""
         spec = {
             "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             "display_name": name,
@@ -111,7 +110,6 @@ class Lab:
         return name
 
     def change_setting(self, name: str, values: dict[str, Any]) -> None:
-        """Set a user's setting, "package:plugin", for pages that are opened from now on."""
         package, plugin = name.split(":")
         file = self.tmp / "settings" / package / f"{plugin}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)

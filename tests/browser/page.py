@@ -84,7 +84,6 @@ class Browser:
         return page
 
     def begin(self, lab: Lab, name: str, cells: list[str], app: App = "lab") -> Page:
-        """Open a notebook of these cells, and run the first."""
         page = self.open(lab, lab.write(name, cells), app=app)
         page.run_cell(0)
         page.wait_idle()
@@ -108,7 +107,6 @@ class Browser:
         return raw
 
     def close_pages(self) -> None:
-        """Close all pages; their kernels go on."""
         for raw in self._context.pages:
             raw.close()
 
@@ -130,7 +128,6 @@ class Page:
         self.js(READY)
 
     def run_cell(self, index: int) -> None:
-        """Run a cell, without waiting for it."""
         self.js(RUN, index)
 
     def wait_idle(self, timeout_s: float = 60) -> None:
@@ -189,7 +186,6 @@ class Page:
         self.js("await nb.context.sessionContext.shutdown();")
 
     def reopen_without_kernel(self, notebook: str) -> None:
-        """Close the notebook and open it from its file, which starts no kernel."""
         self.js("nb.dispose();")
         self.raw.evaluate(REOPEN, notebook)
         self.raw.wait_for_selector(CELL, timeout=90_000)

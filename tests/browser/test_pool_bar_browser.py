@@ -31,7 +31,6 @@ def wait_until(page: Page, index: int, state: str) -> None:
 
 
 def tab_to(page: Page, name: str) -> None:
-    """Go back with Tab to the button of this name, and see where one is."""
     page.raw.keyboard.press("Shift+Tab")
     focused = page.raw.locator(":focus-visible")
     assert (focused.inner_text(), focused.evaluate("e => e.tagName")) == (name, "BUTTON")

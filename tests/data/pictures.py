@@ -30,5 +30,4 @@ def fill(root: Path, **counts: int) -> ImageDatastore:
 
 
 def values(ds: Datastore) -> list[int]:
-    """The grey value of each image."""
     return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]

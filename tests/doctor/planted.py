@@ -39,8 +39,6 @@ def wait(seconds: float, rank: int | None = None) -> None:
 
 
 class Wait(nn.Module):
-    """Passes its input on, after a while."""
-
     def __init__(self, seconds: float, rank: int | None = None) -> None:
         super().__init__()
         self.seconds, self.rank = seconds, rank
@@ -51,8 +49,6 @@ class Wait(nn.Module):
 
 
 class SlowBackward(nn.Module):
-    """Rank 1 is slow where gradients are computed."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.requires_grad:
             inputs.register_hook(lambda gradient: wait(COMPUTE_S, 1))
@@ -92,7 +88,6 @@ def network(*more: nn.Module, seconds: float = COMPUTE_S, width: int = 32) -> nn
 
 
 def plain(num_steps: int = STEPS) -> TensorDataset:
-    """Data that are there at once."""
     return TensorDataset(torch.randn(BATCH * num_steps, 64), torch.arange(BATCH * num_steps) % 3)
 
 
@@ -107,7 +102,6 @@ def in_callback(rank: int | None = None) -> Callable[[Any], None]:
 
 
 def item_each_step(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A loss that is read from the device in each step."""
     loss = nn.functional.cross_entropy(outputs, targets)
     assert loss.item() >= 0
     return loss
@@ -197,7 +191,6 @@ def examined(case: Case, pool: Pool) -> Diagnosis:
 
 
 def is_right(case: Case, found: Diagnosis) -> bool:
-    """Whether it is what was planted."""
     is_near = abs(found.share - case.share) <= max(0.05, 0.2 * case.share)
     is_same = (found.verdict, found.rank, found.cause) == case.said
     return is_same and (is_near or not case.share)

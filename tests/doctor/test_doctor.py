@@ -30,7 +30,6 @@ USUAL = {"data": 1.0, "compute": 90.0, "exchange": 4.0, "optimizer": 3.0, "rest"
 
 
 def history(*ranks: dict[str, float], num_steps: int = 40, step_s: float = 0.1) -> TrainingHistory:
-    """Of a training whose ranks have spent these seconds in all."""
     found = TrainingHistory()
     for step in range(1, num_steps + 1):
         found.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 0.1 * step))

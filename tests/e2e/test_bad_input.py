@@ -38,7 +38,6 @@ def pool(kernel: Kernel, s3: SeaweedServer, photos_url: str) -> Kernel:
 
 
 def refusal(cell: Cell) -> str:
-    """The only output of the cell: an error of one line."""
     assert cell.status == "error"
     assert [output["type"] for output in without_progress(cell.outputs)] == ["error"]
     assert "\n" not in cell.error_text

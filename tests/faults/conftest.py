@@ -31,6 +31,5 @@ def faulty(request: pytest.FixtureRequest, pool3: Pool, tmp_path: Path) -> Fault
 
 @pytest.fixture
 def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step against a rank that does not react comes after a quarter of its time."""
     for name in ("GRACE_S", "ABORT_S", "AGAIN_S", "WARN_S", "KILL_S"):
         monkeypatch.setattr(freeing, name, getattr(freeing, name) / 4)

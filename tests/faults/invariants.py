@@ -79,7 +79,6 @@ class Faulty:
         )
 
     def begun(self, source: str, after_s: float = 0.1) -> Execution:
-        """Begin a cell; returns so long after all ranks have come to its first line."""
         path = self.folder / uuid4().hex
         execution = self.begin(f"{reach(path)}\n{source}")
         until(lambda: reached(path, *range(self.pool.world_size)), DEADLINE_S, "its beginning")
@@ -87,7 +86,6 @@ class Faulty:
         return execution
 
     def fails(self, source: str, timeout_s: float | None = None) -> SpmdError:
-        """The error of a cell, which has to come."""
         return self.ended(self.begin(source, timeout_s))
 
     def ended(self, execution: Execution) -> SpmdError:

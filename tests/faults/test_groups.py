@@ -40,7 +40,6 @@ def pool3(pool3: Pool) -> Pool:
 
 
 def fail(pool: Pool, code: str) -> int:
-    """Run what fails; the number of the group that is formed after it."""
     generation = pool.generation
     with pytest.raises(SpmdError, match="typo"):
         pool.run(code)

@@ -34,7 +34,6 @@ def some(chance: Chance) -> list[int]:
 
 
 def moment(chance: Chance) -> float:
-    """How long after its beginning something is done to a cell."""
     return chance.choice((0.0, 0.1, 0.4, 0.8))
 
 

@@ -63,7 +63,6 @@ tars = st.lists(st.builds(member, names, contents, kinds, sizes), max_size=6).ma
 
 
 def index(tar: bytes) -> None:
-    """Make a datastore of a tar, and read its first image."""
     fsspec.filesystem("memory").pipe("/fuzz/a.tar", tar)
     with only_our_errors():
         TarDatastore("memory://fuzz/a.tar").fetch(0)

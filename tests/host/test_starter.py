@@ -72,13 +72,11 @@ class StarterUnderTest:
         return self.pool_folder / f"{name}.log"
 
     def log(self, text: str, name: str = "rank 0") -> str:
-        """Wait until a child has printed something; all it has printed so far."""
         path = self.log_path(name)
         until(lambda: path.exists() and text in path.read_text(), 10.0)
         return path.read_text()
 
     def grandchildren(self) -> list[int]:
-        """The pids that `fork_two` has printed."""
         return [int(pid) for pid in self.log("children").split()[1:]]
 
     def end(self) -> None:

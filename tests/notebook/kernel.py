@@ -62,7 +62,6 @@ class Cell:
 
     @property
     def error_text(self) -> str:
-        """The one error output as it is read, without colours."""
         (error,) = self.errors
         return plain("\n".join(error["traceback"]))
 
@@ -86,7 +85,6 @@ Step = tuple[Condition, Callable[[], object]]
 
 
 def draws(words: str) -> Condition:
-    """Whether a cell has put this into a display by now, as text or as HTML."""
     return lambda cell: any(
         words in data.get(f"text/{form}", "") for data in cell.drawn for form in ("plain", "html")
     )

@@ -57,7 +57,6 @@ class Actor:
         return answer["value"]
 
     def close(self) -> None:
-        """End it: its stdin ends, and what is left of its group after that is killed."""
         if self._process.returncode is not None:
             return
         with self._process as process:  # its pipes are closed at the end, and it is reaped

@@ -58,7 +58,6 @@ class User:
         return self.actors[-1]
 
     def processes(self) -> list[psutil.Process]:
-        """All that run as this user, zombies aside."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -108,7 +108,6 @@ def _call(
 
 @contextlib.contextmanager
 def process_of_another_user() -> Iterator[int]:
-    """The pid of a process that is not this user's, for as long as the block lasts."""
     if os.geteuid() != 0:
         yield 1
         return

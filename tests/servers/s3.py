@@ -106,7 +106,6 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
         return f"s3://{name}"
 
     def put_objects(self, bucket: str, objects: Mapping[str, bytes]) -> None:
-        """Write objects one by one: key to content. A key ending in "/" makes a folder marker."""
         with contextlib.closing(self.client()) as shared:
             for key, content in objects.items():
                 if content:
@@ -201,7 +200,6 @@ class SeaweedServer(contextlib.AbstractContextManager["SeaweedServer"]):
 
 
 def find_weed() -> str:
-    """The path of the `weed` program: beside this Python, or on PATH."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which("weed", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if found is None:

@@ -109,7 +109,6 @@ def reach(path: Path) -> str:
 
 
 def reached(path: Path, *ranks: int) -> bool:
-    """Whether these ranks have come to `reach(path)`."""
     return all(Path(f"{path}{rank}").exists() for rank in ranks)
 
 

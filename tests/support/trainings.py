@@ -35,7 +35,6 @@ def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
 
 
 def train_on(pool: Pool, model: nn.Module, dataset: Any, **settings: Any) -> TrainingResult:
-    """Train on this pool; options and arguments of `TrainingRun` by name."""
     require_module(model)
     loss = settings.pop("loss", "cross_entropy")
     validation = settings.pop("validation", None)
@@ -126,7 +125,6 @@ class Centred(nn.Module):
 
 
 def wait_until_heard(pool: Pool) -> None:
-    """Wait until what the ranks were asked before has reached all of them."""
     for answer in pool.engines.control(Counts(), range(pool.world_size)).values():
         assert answer.result(DEADLINE_S).status == "ok"
 

@@ -130,8 +130,6 @@ def test_weights_that_a_hook_computes_are_trained(pools: Pools) -> None:
 
 
 class HeadOnly(nn.Module):
-    """Its state has no frozen part."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Linear(8, 8).requires_grad_(False)

@@ -80,7 +80,6 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[Pools]:
-    """Pools of this file alone: data of other files' tests may be kept in the shared ones."""
     own = Pools()
     yield own
     own.stop()

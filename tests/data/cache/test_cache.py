@@ -22,8 +22,6 @@ MIB = 1 << 20
 
 
 class Cached(NamedTuple):
-    """Files in memory, through a cache."""
-
     folder: Folder
     cache: Cache
 
@@ -38,7 +36,6 @@ def source(name: str, place: Path, limit_mib: float = 1024, num: int = 0) -> Cac
 
 
 def put(cached: Cached, path: str, content: bytes) -> FileRef:
-    """A file in its store; the version is another one for other content."""
     fsspec.filesystem("memory").pipe(f"/{cached.folder.url[9:]}/{path}", content)
     return FileRef(path, len(content), 1 + sum(content))
 
@@ -53,7 +50,6 @@ def reads(cached: Cached, num: int = 32) -> tuple[int, int]:
 
 
 def kept(place: Path) -> list[Path]:
-    """The contents in a cache, without what is noted about them."""
     return [path for path in place.rglob("*") if path.is_file() and path.name != "blocks"]
 
 

@@ -40,7 +40,6 @@ def train(s3: SeaweedServer, photos_url: str) -> ImageDatastore:
 
 
 def named(ds: ImageDatastore) -> list[tuple[str, str]]:
-    """Path and class name of each sample."""
     return [(path, ds.classes[label]) for path, label in zip(ds.paths, ds.labels, strict=True)]
 
 

@@ -39,7 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def labels_of(folder: Path, labels: Any) -> dict[str, str]:
-    """Path below `folder` -> label."""
     ds = ImageDatastore(str(folder), labels=labels)
     names = [path.removeprefix(f"{folder}/") for path in ds.paths]
     return dict(zip(names, (ds.classes[label] for label in ds.labels), strict=True))

@@ -25,7 +25,6 @@ from tests.support.raising import raises
 def tar_file(
     members: Mapping[str, bytes] | Iterable[tuple[str, bytes]], format: int = tarfile.PAX_FORMAT
 ) -> bytes:
-    """A tar of these members."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=format) as tar:
         for name, content in members.items() if isinstance(members, Mapping) else members:
@@ -52,7 +51,6 @@ def cache(tmp_path: Path) -> Path:
 
 
 def in_memory(name: str, *shards: bytes, **options: object) -> TarDatastore:
-    """A datastore of these tars in memory."""
     files = {f"/{name}/{i}.tar": data for i, data in enumerate(shards)}
     fsspec.filesystem("memory").pipe(files)
     return TarDatastore(f"memory://{name}", **options)  # type: ignore[arg-type]

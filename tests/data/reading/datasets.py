@@ -85,7 +85,6 @@ class Points:
 
 
 def join_loaders() -> None:
-    """Wait for the end of all loader threads; fails if one stays."""
     until(lambda: num_threads() == 0, TIMEOUT_S)
 
 

@@ -30,7 +30,6 @@ READERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def saved() -> dict[str, bytes]:
-    """A file of each format that this Pillow can write."""
     found = {}
     for name in Image.SAVE:
         for mode in ("L", "RGB", "P", "1"):

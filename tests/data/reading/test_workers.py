@@ -42,7 +42,6 @@ def inputs(batches: list[Batch]) -> torch.Tensor:
 
 
 def readers() -> list[int]:
-    """The processes that read for this one."""
     found = psutil.Process().children()
     return [one.pid for one in found if one.name() == "pt_data_worker"]
 

@@ -35,7 +35,6 @@ def slow(s3: SeaweedServer) -> Iterator[SlowS3]:
 
 @pytest.fixture
 def folder(s3: SeaweedServer, slow: SlowS3) -> Iterator[Folder]:
-    """Read through the proxy."""
     os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
     yield Folder("s3://faults/in")
     slow.inject()

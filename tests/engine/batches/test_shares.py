@@ -37,7 +37,6 @@ SETTINGS: dict[str, Any] = {"batch_size": 6, "epochs": 2, "lr": 0.1}
 def shares_of(
     data: Any, n: int = 1, epoch: int = 1, samples_done: int = 0, **settings: Any
 ) -> list[list[Share]]:
-    """What each of n ranks gets of an epoch."""
     options = sampling.with_data(TrainingOptions(**settings), data)
     worlds = (World(rank, n, torch.device("cpu")) for rank in range(n))
     return [list(epoch_shares(data, options, one, epoch, samples_done)) for one in worlds]

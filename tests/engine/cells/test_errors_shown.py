@@ -22,7 +22,6 @@ Fails = Callable[..., SpmdError]
 
 @pytest.fixture
 def run(pool2: Pool) -> Callable[..., SpmdRun]:
-    """Begins a cell on both ranks."""
 
     def begin(source: str, number: int, **options: Any) -> SpmdRun:
         return SpmdRun(pool2, source, (0, 1), QuietView(), cell_number=number, **options)
@@ -32,7 +31,6 @@ def run(pool2: Pool) -> Callable[..., SpmdRun]:
 
 @pytest.fixture
 def fails(run: Callable[..., SpmdRun]) -> Fails:
-    """Runs a cell on both ranks and gives its error."""
 
     def fails(source: str, number: int = 12, **options: Any) -> SpmdError:
         with pytest.raises(SpmdError) as caught:

@@ -47,7 +47,6 @@ def assert_is_short(text: str) -> None:
 
 
 def assert_usable(kernel: Kernel) -> None:
-    """The group works, and no rank was replaced."""
     assert kernel.run("%%spmd\ndist.barrier()\nkept").text == "[0] 10\n[1] 11"
 
 

@@ -98,7 +98,6 @@ def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> 
 
 
 def only(cell: Cell) -> str:
-    """The HTML of a cell that shows one thing."""
     assert cell.status == "ok"
     (output,) = without_progress(cell.outputs)
     return str(output["data"]["text/html"])

@@ -30,7 +30,6 @@ print(after_open, "_reply_subshell_id" in vars(live.comm))
 
 @pytest.fixture(scope="module")
 def cell(clean_kernel: Kernel) -> Cell:
-    """One in which a training has run to its end."""
     return clean_kernel.run(FEED)
 
 

@@ -30,7 +30,6 @@ NONE = Discovery((), NO_DRIVER)
 
 
 def lock_but(*taken: str) -> Callable[[Sequence[str], int], list[str]]:
-    """A lock under which these UUIDs belong to somebody else."""
 
     def lock(uuids: Sequence[str], number: int) -> list[str]:
         free = [uuid for uuid in uuids if uuid not in taken]

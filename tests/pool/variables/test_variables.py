@@ -26,7 +26,6 @@ LARGE = 4 << 20  # bytes; beyond what travels in a message
 
 
 def mapped(pid: int) -> set[str]:
-    """Which of our memory files a process has mapped."""
     with open(f"/proc/{pid}/maps") as maps:
         return {line.split()[4] for line in maps if "memfd:gpupool" in line}
 
@@ -45,7 +44,6 @@ class Notebook:
         return self.begin(source).result()
 
     def cell(self, source: str) -> list[str]:
-        """The values of a cell, as text."""
         result = self.run(source)
         return [result.value_text(rank) for rank in result]
 
@@ -119,8 +117,6 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
 
 
 class OnlyOnRank:
-    """Can be unpickled on one rank alone."""
-
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
@@ -138,8 +134,6 @@ def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook) -> None:
 
 
 class Slow:
-    """Takes a while to unpickle."""
-
     def __reduce__(self) -> Any:
         return time.sleep, (60,)
 

@@ -49,5 +49,4 @@ def noting(folder: Path, before: Callable[[Any], None] = lambda x: None) -> Call
 
 
 def noted(folder: Path) -> list[int]:
-    """The x of each objective that has run to its end, sorted."""
     return sorted(int(path.name.partition("-")[0]) for path in folder.glob("[0-9]*-*"))
