@@ -137,6 +137,7 @@ class TrainingHistory:
 
     @property
     def is_over(self) -> bool:
+        """Whether nothing more will come."""
         return self.status in events.OVER
 
     @property

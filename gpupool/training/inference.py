@@ -63,6 +63,7 @@ class ConfusionMatrix:
 
     @property
     def num_samples(self) -> int:
+        """All that have a class."""
         return int(self.counts.sum())
 
     @property
@@ -93,6 +94,7 @@ class ConfusionMatrix:
         return [(self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in most]
 
     def summary(self) -> str:
+        """The whole in one line."""
         share = percent(self.accuracy if self.num_samples else None)
         samples = many(self.num_samples, "sample")
         return f"accuracy {share} on {samples}, {len(self.classes)} classes"

@@ -168,6 +168,7 @@ class TrainingResult:
 
     @property
     def headline(self) -> str:
+        """How it ended, in a line."""
         history = self.history
         num_epochs = history.start.num_epochs if history.start else 0
         why = {

@@ -59,6 +59,7 @@ class Scaling:
     sizes: tuple[Size, ...]
 
     def speedup(self, size: Size) -> float:
+        """How many times as fast as the fewest ranks."""
         return size.rate / self.sizes[0].rate
 
     def efficiency(self, size: Size) -> tuple[float, float, float]:

@@ -109,9 +109,11 @@ class Datastore(InParts):
         return made, int(self.labels[index])
 
     def name(self, index: int) -> str:
+        """The printable URL of an image."""
         return self.files[0].url(self._row(index))
 
     def label(self, index: int) -> str:
+        """The name of the class of an image; "" without."""
         number = int(self.labels[index])
         return self.names[number] if number >= 0 else ""
 

@@ -55,6 +55,7 @@ class Composite:
 
     @property
     def info(self) -> Mapping[int, ValueInfo]:
+        """Rank -> type, shape and the like of its value; a rank without one is not there."""
         return self._handles.look(self)
 
     def gather(self) -> list[Any]:
