@@ -104,7 +104,7 @@ class Processes:
 
     def stop(self, *, for_good: bool = False) -> None:
         """End every process; `for_good`: the starter as well, at once. May be called again."""
-        if self._released:
+        if self._released or not self.line.is_ours:
             return
         self._released = True
         if not for_good and self.line.preloaded.is_set():

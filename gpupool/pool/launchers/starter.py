@@ -60,6 +60,7 @@ class Line:
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._on_event: Callable[[lines.Line], None] = lambda event: None
         self.preloaded = threading.Event()  # it has imported what it needs
+        self._client_pid = os.getpid()
         self._stderr = os.memfd_create("gpupool-starter")
         self._process = subprocess.Popen(
             command,
@@ -91,8 +92,14 @@ class Line:
         """End it without a word, which is reported."""
         self._process.kill()
 
+    @property
+    def is_ours(self) -> bool:  # a child that the notebook forks has no say
+        return os.getpid() == self._client_pid
+
     def close(self) -> None:
         """End it, and with it all it has started, also if it does not react."""
+        if not self.is_ours:
+            return
         with self._write_lock, contextlib.suppress(BrokenPipeError):
             self._pipe.close()
         if self.preloaded.is_set():  # else it would not hear it soon
