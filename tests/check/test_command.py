@@ -35,7 +35,6 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def checking(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command, whose lines can be read as they come."""
     with subprocess.Popen(
         [sys.executable, "-m", "gpupool", "check", *arguments],
         env={**os.environ, "TMPDIR": str(temporary)},

@@ -82,7 +82,6 @@ class SlowOptimizer(torch.optim.SGD):
 
 
 def network(*more: nn.Module, seconds: float = COMPUTE_S, width: int = 32) -> nn.Module:
-    """A classifier of 64 numbers that computes for so long."""
     first = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
     return nn.Sequential(first, nn.ReLU(), Wait(seconds), *more, nn.Linear(width, 3))
 
@@ -108,7 +107,6 @@ def item_each_step(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def slow_metric(outputs: Tensor, targets: Tensor) -> Tensor:
-    """A metric that takes as long as forward."""
     time.sleep(COMPUTE_S)
     return outputs.mean()
 

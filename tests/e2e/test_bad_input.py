@@ -23,7 +23,6 @@ once = gpupool.TrainingOptions(epochs=1)
 
 @pytest.fixture(scope="module")
 def kernel(clean_kernel: Kernel) -> Kernel:
-    """A kernel without a GPU in sight, and without a pool."""
     hide = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''"
     assert clean_kernel.run(f"{hide}\n%load_ext gpupool\nimport gpupool, torch").status == "ok"
     return clean_kernel

@@ -62,7 +62,6 @@ def late(text):
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    """A rank that was sent a few secrets."""
     session.stop()
     secrets = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": CANARY}
     secrets |= {"TWO_LINE_KEY": LINES, "NL_TOKEN": ENDS_IN_A_LINE}

@@ -82,6 +82,12 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     assert "ImportError: libcudart.so.99: cannot open" in said
 
 
+def test_a_child_that_the_notebook_forks_ends_no_pool(tmp_path: Path) -> None:
+    fork = "import os; sys.stdout.flush(); os.fork() or sys.exit(); os.wait()"
+    _, found, _ = start(tmp_path, then=f"{fork}; print(json.dumps(pool.run('rank')[1]))")
+    assert found == 1
+
+
 @pytest.mark.long
 def test_a_crash_leaves_no_memory_on_the_disk(tmp_path: Path) -> None:
     """A core of more than a byte is written for no rank, whatever the shell's limit is."""

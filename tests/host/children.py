@@ -22,8 +22,10 @@ def tell_modules() -> None:
 
 def deaf() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("up", flush=True)
-    time.sleep(60)
+    while True:
+        time.sleep(1)
 
 
 def hold_the_gil() -> None:

@@ -30,7 +30,9 @@ from gpupool.pool.launchers.processes import free_ports
 TIED_TO_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
 """
 TIMEOUT_S = 60.0  # until the first bucket can be made, which takes about 5 s, or new keys are good
 _CONFIG = "s3.json"

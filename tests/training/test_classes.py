@@ -38,7 +38,6 @@ SIDE = 8
 
 
 def folder(path: Path, names: list[str], num: int = 6) -> str:
-    """Pictures of one colour, in a folder for each name."""
     for name in names:
         (path / name).mkdir(parents=True, exist_ok=True)
         for number in range(num):

@@ -47,7 +47,6 @@ def pixels(image: Image.Image) -> torch.Tensor:
 
 
 def huge(kind: str) -> bytes:
-    """A file that says it is so large."""
     data = bytearray(file(picture(), kind))
     if kind == "PNG":
         data[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)

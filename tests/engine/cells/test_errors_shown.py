@@ -49,7 +49,6 @@ def first_traceback(error: SpmdError) -> str:
 
 
 def places(error: SpmdError) -> list[tuple[str, int]]:
-    """The (cell or file, line) of each frame that is shown, from the outermost on."""
     found = re.findall(r"(Cell In\[\d+\]|File \S+?)(?:, line |:)(\d+)", first_traceback(error))
     return [(place, int(line)) for place, line in found]
 

@@ -57,7 +57,6 @@ FAILING = {
 
 @pytest.fixture
 def in_a_folder_of_scripts(pool2: Pool, tmp_path: Path) -> Iterator[None]:
-    """Both ranks are in a folder with the scripts that fail."""
     for name, text in FAILING.items():
         (tmp_path / name).write_text(text)
     before = pool2.run("%pwd")[0]

@@ -32,7 +32,6 @@ def kernel(clean_kernel: Kernel) -> Kernel:
 
 @pytest.fixture
 def page(kernel: Kernel) -> Iterator[Page]:
-    """A page that shows a new pool of two ranks, and has been answered."""
     page = Page(kernel)
     for _, kind, content in kernel.run("%gpupool start --cpu -n 2").messages:
         page.take(kind, content)

@@ -55,7 +55,6 @@ result = gpupool.train(network, data, options=options, validation=data)
 
 
 def shown(folder: Path, is_terminal: bool) -> dict[str, str]:
-    """What each cell writes, stdout and stderr as they come, into a terminal or a pipe."""
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "IPYTHONDIR": str(folder)}
     env.pop("NO_COLOR", None)
     seen = folder / "seen"
